@@ -31,7 +31,7 @@ from torch import Tensor
 
 import normfree as nf
 from normfree.conversion import convert
-from normfree.data.images import fashion14
+from normfree.data import load
 from normfree.files import write_json
 from normfree.models.third_party import create_model
 from normfree.optim import agc_parameters
@@ -51,7 +51,7 @@ Run = tuple[str, str, float, int]  # model, method, rate, seed
 
 def batches(seed: int) -> list[tuple[Tensor, Tensor]]:
     """Return the batches of a seed: shuffled training images, standardized, enlarged, with three equal channels."""
-    split = fashion14.load().train
+    split = load("fashion14").train
     images = split.images.float()
     images = (images - images.mean()) / images.std()
     count, size = SETTINGS["batch"], SETTINGS["size"]

@@ -18,7 +18,7 @@ from PIL import Image
 
 from normfree.comparison.comparison_report import panel, table
 from normfree.comparison.sweep import RunTask, compare, layers
-from normfree.data.images.fashion14 import LINEAR_ACCURACY
+from normfree.data.download.data_sets import LINEAR_ACCURACY
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import folder_name

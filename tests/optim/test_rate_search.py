@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normfree as nf
-from normfree.data.images import fashion14
+from normfree.data import load
 from normfree.models.third_party import create_model
 from normfree.optim.rate_search import find_lr
 from normfree.plan import remembered_plan
@@ -218,7 +218,7 @@ class UNet(nn.Module):
 
 def images(size: int, *, dense: bool, count: int = 6, batch: int = 8) -> list[tuple[Tensor, Tensor]]:
     """Batches of clothes with their labels; dense labels are the class on the garment and 0 elsewhere."""
-    split = fashion14.load().train
+    split = load("fashion14").train
     pixels = split.images.float()
     pixels = (pixels - pixels.mean()) / pixels.std()
     found = []

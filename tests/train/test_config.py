@@ -16,6 +16,7 @@ from normfree.data.images.augment import Augmentation
 from normfree.methods import FORMS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
 from normfree.train.config import TrainConfig
+from normfree.train.data import augmentation_of
 from normfree.train.settings import field_types
 
 positive = st.floats(1e-12, 1e12)
@@ -354,8 +355,8 @@ def test_schedule_takes_every_setting_over() -> None:
 
 def test_augmentation_takes_every_setting_over() -> None:
     config = TrainConfig(crop=4, flip=True, cutout=16, mixup=0.7, randaugment=(2, 9))
-    assert config.augmentation() == Augmentation(crop=4, flip=True, cutout=16, mixup=0.7, randaugment=(2, 9))
-    assert TrainConfig().augmentation() == Augmentation()
+    assert augmentation_of(config) == Augmentation(crop=4, flip=True, cutout=16, mixup=0.7, randaugment=(2, 9))
+    assert augmentation_of(TrainConfig()) == Augmentation()
 
 
 @pytest.mark.parametrize(

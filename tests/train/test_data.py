@@ -12,9 +12,10 @@ from torch import Tensor
 
 from normfree.data import ImageSet, load
 from normfree.train import TrainConfig
-from normfree.train.data import FolderImages, MemoryImages, as_data, open_data, require_same_data, with_data_dir
+from normfree.train.data import FolderImages, MemoryImages, as_data, open_data
 from normfree.train.engine.environment import Processes
 from normfree.train.engine.inputs import Data, EvalBatches, Inputs
+from normfree.train.run.loading import with_data_dir
 from tiny_images import tiny_images
 
 
@@ -37,10 +38,10 @@ def test_data_is_found_by_its_name(tmp_path: Path) -> None:
 def test_other_data_than_that_of_a_run_is_refused() -> None:
     data, other = as_data(tiny_images()), as_data(tiny_images(40))
     own = data.fingerprint(TrainConfig())
-    require_same_data(data, own, "runs/a", own)
-    require_same_data(data, own, "runs/a", {})  # an older checkpoint says less
+    data.require_same(own, own, "runs/a")
+    data.require_same(own, {}, "runs/a")  # an older checkpoint says less
     with pytest.raises(ValueError, match="to have the same number of training and test images as the run in 'runs/a'"):
-        require_same_data(data, own, "runs/a", other.fingerprint(TrainConfig()))
+        data.require_same(own, other.fingerprint(TrainConfig()), "runs/a")
 
 
 def inputs(data: ImageSet | Data, rank: int = 0, world: int = 1, **changes: Any) -> Inputs:

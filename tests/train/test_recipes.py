@@ -91,7 +91,7 @@ def test_recipe_says_what_it_is_and_where_it_comes_from(name: str) -> None:
     assert entry.summary
     assert "\n" not in entry.summary
     assert entry.reference
-    assert entry.make() == recipe(name)
+    assert entry.config == recipe(name)
 
 
 @pytest.mark.parametrize(

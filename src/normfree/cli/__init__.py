@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         if ours:
             # From here the process only ends, and Python would answer ctrl-C with a traceback.
-            with suppress(OSError, ValueError):  # Python tells at the end that nobody reads the output
+            with suppress(OSError, ValueError):  # Python reports a closed pipe when the process ends
                 sys.stdout.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             interrupt.forget()

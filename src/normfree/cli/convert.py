@@ -146,7 +146,7 @@ def _save(
 def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool) -> str:
     """Return the method, or '' to fold batch norms; refuse options that would be ignored."""
     from normfree.methods import get
-    from normfree.models.families import is_foreign
+    from normfree.models.registry import is_foreign
 
     require_model(model, "convert")
     if not is_foreign(model):

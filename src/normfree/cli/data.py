@@ -1,20 +1,37 @@
-"""`normfree data get` and `normfree data list`: fetch data sets, and list those on disk.
-
-`normfree data prepare` is in `text.py`.
-"""
+"""Verbs on data: `data get`, `data list` and `data prepare`; `translate` and `continue` read lines of text."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from normfree.report.terminal import Update
+from normfree.cli.options import DEVICE, Plugins, load_plugins
 
+if TYPE_CHECKING:
+    from normfree.data.text.vocabulary import Vocabulary
+    from normfree.report.terminal import Update
+    from normfree.train import TrainConfig
+
+SOURCE = typer.Option(
+    "--source",
+    metavar="FILE",
+    help="Training sentences in the source language; valid and test files are found beside it.",
+)
+TARGET = typer.Option("--target", metavar="FILE", help="Their translations, line by line.")
+TEXT = typer.Option(
+    "--text",
+    metavar="FILE",
+    help="Training text of a language model, instead of --source and --target; book.test.txt is found beside it.",
+)
+SIZE = typer.Option("--vocabulary", min=5, help="Number of subwords.")
+_CHUNK = 512  # lines that are translated together
 _Folder = Annotated[Path, typer.Option("--data-dir", "--dir", metavar="DIR", help="Folder of the data sets.")]
 
 
@@ -34,6 +51,7 @@ def get_data(
     """
     from normfree.data import get, stand_in_note
     from normfree.data import names as known
+    from normfree.data.download.data_sets import EMBEDDED
     from normfree.report.terminal import progress
 
     if tarball is not None and len(names) != 1:
@@ -43,7 +61,7 @@ def get_data(
     for name in dict.fromkeys(names):
         with progress(f"{name}, MB") as update:
             place = get(name, folder, tarball=tarball, progress=partial(_show, update))
-        if name == "fashion14":
+        if name in EMBEDDED:
             typer.echo(f"{name} is part of the package and needs no files")
         else:
             typer.echo(f"{name}: {place}")
@@ -104,3 +122,161 @@ def _size(count: int) -> str:
 def _show(update: Update, done: int, total: int, address: str) -> None:
     """Report a download in megabytes."""
     update(done // 10**6, total // 10**6 if total else None, f"from {address}")
+
+
+def prepare_text_files(
+    source: Annotated[Path | None, SOURCE] = None,
+    target: Annotated[Path | None, TARGET] = None,
+    text: Annotated[Path | None, TEXT] = None,
+    vocabulary: Annotated[int, SIZE] = 8000,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: a folder in .data/.")
+    ] = None,
+) -> None:
+    """Turn text files into tokens. A machine without sentencepiece can train on them.
+
+    Validation and test files are found by their names: valid.de and test.de beside train.de.
+
+    For example: normfree data prepare --source multi30k.train.de --target multi30k.train.en
+    """
+    typer.echo(prepared_name(source, target, text, vocabulary, out))
+
+
+def prepared_name(
+    source: Path | None,
+    target: Path | None,
+    text: Path | None,
+    size: int,
+    out: Path | None = None,
+    *,
+    prepare: bool = True,
+) -> str:
+    """Prepare text files unless that is done, and return the name of the data for --data.
+
+    With `prepare=False` nothing is written.
+    """
+    from normfree.data.text.prepared_folder import prepare_pairs, prepare_text
+    from normfree.data.text.text_files import find_parallel, find_splits
+    from normfree.report import open_console
+
+    if (source is None) != (target is None) or (source is None) == (text is None):
+        named = {"--source": source, "--target": target, "--text": text}
+        got = " and ".join(name for name, path in named.items() if path is not None) or "none of them"
+        raise ValueError(f"expected --source and --target, or --text alone, got {got}; give both, or the one")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "expected one process to prepare text, got several, which would write over each other; run normfree data "
+            "prepare first, and train with --set data=…, which it prints"
+        )
+    console = open_console(stderr=True)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, style="dim")
+
+    first = source or text
+    assert first is not None
+    folder = out or Path(".data") / f"{_stem(first)}-{size}"
+    name = f"{'text' if source is None else 'pairs'}:{folder}"
+    if not prepare:
+        return name
+    if source is not None and target is not None:
+        prepared = prepare_pairs(folder, find_parallel(source, target), size=size, say=say)
+    else:
+        prepared = prepare_text(folder, find_splits(first), size=size, say=say)
+    for sentence in prepared.report():
+        say(sentence)
+    return name
+
+
+def _stem(path: Path) -> str:
+    """Return the name of a training file without its split, language and compression.
+
+    >>> _stem(Path("a/multi30k.train.de.xz")), _stem(Path("b/train.txt")), _stem(Path("notes.txt"))
+    ('multi30k', 'b', 'notes')
+    """
+    name = path.name.split(".train")[0] if ".train" in path.name else path.name.split(".")[0]
+    return name if name != "train" else path.resolve().parent.name
+
+
+def translate_lines(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on pairs.")],
+    beam: Annotated[
+        int | None, typer.Option("--beam", min=1, help="Hypotheses per sentence (default: the run's).")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option("--length-penalty", help="0 favours short translations (default: the run's).")
+    ] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    plugin: Plugins = None,
+) -> None:
+    """Translate standard input line by line with the model of a run.
+
+    For example: echo "Ein Hund läuft im Schnee ." | normfree translate runs/translation
+    """
+    from normfree.data.text.text_files import decode_lines
+    from normfree.train.data import PAIRS
+    from normfree.train.text.generation import translate
+
+    load_plugins(plugin)
+    config, vocabulary, model = _load_text_run(run, PAIRS, "a run on pairs of sentences", "translation", device)
+    lines = decode_lines(sys.stdin.buffer, "on standard input")
+    # One line at a time from a keyboard, many from a file.
+    while chunk := list(islice(lines, 1 if sys.stdin.isatty() else _CHUNK)):
+        found = translate(
+            model,
+            vocabulary,
+            chunk,
+            beam=beam or config.beam,
+            length_penalty=config.length_penalty if length_penalty is None else length_penalty,
+        )
+        for line in found:
+            typer.echo(line)
+
+
+def continue_lines(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on text.")],
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Largest number of subwords to add to a line.")] = 100,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", min=0.0, help="1 samples from the model; less prefers likely words; 0 takes the likeliest."
+        ),
+    ] = 0.8,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the samples.")] = 0,
+    device: Annotated[str, DEVICE] = "auto",
+    plugin: Plugins = None,
+) -> None:
+    """Continue every line of standard input with the language model of a run; an empty line starts a new text.
+
+    For example: echo "Once upon a time" | normfree continue runs/book
+    """
+    import torch
+
+    from normfree.data.text.text_files import decode_lines
+    from normfree.train.data import TEXT
+    from normfree.train.text.generation import continue_line
+
+    load_plugins(plugin)
+    what = "a language model, which is a run on text,"
+    config, vocabulary, model = _load_text_run(run, TEXT, what, "language_model", device)
+    draws = torch.Generator().manual_seed(seed)
+    for line in decode_lines(sys.stdin.buffer, "on standard input"):
+        written = continue_line(
+            model, vocabulary, line, longest=tokens, temperature=temperature, window=config.block, generator=draws
+        )
+        typer.echo(written)
+
+
+def _load_text_run(run: Path, data: str, what: str, recipe: str, device: str) -> tuple[TrainConfig, Vocabulary, Any]:
+    """Load the configuration, vocabulary and model of a run; refuse a run on another kind of data."""
+    from normfree.nn.devices import device_of
+    from normfree.train import load, read_config
+    from normfree.train.run.loading import load_vocabulary
+
+    config = read_config(run)
+    if not config.data.startswith(data):
+        raise ValueError(
+            f"expected {what} in '{run}', got one on '{config.data}'; train one with normfree train {recipe}"
+        )
+    place = device_of(device)
+    return config, load_vocabulary(run), load(run, device=str(place))

@@ -85,7 +85,7 @@ def diagnose_model(
 
     For example: normfree diagnose preact_resnet50 -m he_in -m batchnorm -m convshort -m convshort_brock -o report.html
     """
-    from normfree.models.families import is_foreign
+    from normfree.models.registry import is_foreign
     from normfree.nn.devices import device_of
 
     load_plugins(plugin)
@@ -167,7 +167,7 @@ def _require_outputs(fail_on: str, out: Sequence[Path], formats: Sequence[str] =
 
 def _require_weights(model: str, folder: Path | None, method: list[str] | None, checkpoint: Path | None) -> None:
     """Refuse a method or a checkpoint that the model does not take."""
-    from normfree.models.families import is_foreign
+    from normfree.models.registry import is_foreign
 
     if folder is None:
         require_model(model, "diagnose")

@@ -127,7 +127,7 @@ def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int,
     import torch
 
     from normfree.diagnostics.named_models import build_by_name
-    from normfree.models.families import is_foreign
+    from normfree.models.registry import is_foreign
 
     if folder is not None:
         from normfree.train.run.loading import load

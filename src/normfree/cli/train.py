@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normfree.cli.data import SIZE, SOURCE, TARGET, TEXT, prepared_name
 from normfree.cli.options import (
     DEVICE,
     Plugins,
@@ -26,7 +27,6 @@ from normfree.cli.options import (
     require_alone,
     require_either,
 )
-from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,7 +111,7 @@ def train_model(
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
         return
-    from normfree.train import RunFolder
+    from normfree.train.run.run_folder import RunFolder
 
     folder = resume or out or _new_folder(chosen)
     # A job of SLURM that was queued again continues the run in its folder.
@@ -154,8 +154,8 @@ def configuration(
             model's name needs `trust`.
         OSError: If the file cannot be read.
     """
-    from normfree.train import TrainConfig, recipe
-    from normfree.train.recipes import recipes
+    from normfree.train.config import TrainConfig
+    from normfree.train.recipes import recipe, recipes
 
     if resume is not None and name is None and file is None:
         from normfree.train.run.loading import read_config
@@ -178,7 +178,7 @@ def configuration(
 def _refuse_model(name: str) -> None:
     """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
     from normfree.models import is_model_name
-    from normfree.models.families import is_foreign
+    from normfree.models.registry import is_foreign
 
     if is_foreign(name) or is_model_name(name):
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
@@ -188,8 +188,9 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, co
     """Train with a line of progress, preceded by the warnings about the configuration."""
     from normfree.report import open_console
     from normfree.report.terminal import metrics_text, progress
-    from normfree.train import RunFolder, fit
     from normfree.train.engine.environment import SharedError
+    from normfree.train.engine.loop import fit
+    from normfree.train.run.run_folder import RunFolder
 
     first = _is_first_process()
     warned = not first
@@ -368,7 +369,7 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
 
 
 def _print_warnings(config: TrainConfig, steps: int, console: Console) -> None:
-    """Print the settings that spoil a run of so many steps."""
+    """Print the warnings about settings that do not suit a run of this length."""
     for warning in config.warnings(steps):
         console.print(warning, markup=False, style="yellow")
 
@@ -379,7 +380,7 @@ def _list_recipes(as_json: bool) -> None:
     from normfree.report import Column, Table, print_table
     from normfree.train.recipes import recipes
 
-    found = [(r.name, r.summary, r.reference, r.make()) for r in recipes().values()]
+    found = [(r.name, r.summary, r.reference, r.config) for r in recipes().values()]
     if as_json:
         plain = [{"name": n, "summary": s, "reference": r, "config": asdict(c)} for n, s, r, c in found]
         typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))

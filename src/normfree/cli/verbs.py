@@ -12,15 +12,13 @@ import typer
 from typer.core import TyperCommand
 
 from normfree import __version__
-from normfree.cli.check import check_folders
 from normfree.cli.compare import compare_methods, make_demo
 from normfree.cli.convert import convert_model
-from normfree.cli.data import get_data, list_data
+from normfree.cli.data import continue_lines, get_data, list_data, prepare_text_files, translate_lines
 from normfree.cli.diagnose import diagnose_model
-from normfree.cli.listing import list_methods, list_models
+from normfree.cli.listing import check_folders, list_methods, list_models
 from normfree.cli.lr import find_rate
 from normfree.cli.reproduce import reproduce_claims
-from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
 from normfree.cli.train import evaluate_run, train_model
 from normfree.report.terminal import printable
 

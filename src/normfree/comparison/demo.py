@@ -1,4 +1,4 @@
-"""The demo: three short experiments on the embedded images, and one page about them.
+"""The demo: three short experiments on data of the package, and one page about them.
 
 The text of the page is made from the measured numbers.
 """
@@ -25,7 +25,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table
 from normfree.report.terminal import ProgressCallback, percent, sparkline
-from normfree.train import TrainConfig
+from normfree.train import TrainConfig, recipe
 from normfree.train.engine.environment import Stop
 
 DESCRIPTIONS = {
@@ -36,8 +36,8 @@ DESCRIPTIONS = {
 }
 _NO_LIMIT = 1e30  # only a loss that is not finite ends a run, however large it is
 _FADED = 1e-3  # a signal that shrinks below this share has faded
-_IMAGES = 6_000
-# Estimates for the progress bar. Measuring a signal takes as long as a training step through so many layers. A method
+_SAMPLES = 6_000  # to train on, of the spirals and of the images
+# Estimates for the progress bar. Measuring a signal takes as long as a training step through this many layers. A method
 # that diverges does only a share of its steps: here over all depths, and at a batch of two.
 _SIGNAL_COST = 16_000.0
 _SHARE_OF_STEPS, _SHARE_AT_BATCH_TWO = {"sqrt_half": 0.3, "he_in": 0.05}, {"batchnorm": 0.2}
@@ -49,9 +49,10 @@ class DemoSettings:
 
     methods: tuple[str, ...] = tuple(DESCRIPTIONS)
     signal_model: str = "wrn-1000-1"
-    models: tuple[str, ...] = ("resmlp-4-64", "resmlp-14-64", "resmlp-49-64", "resmlp-149-64")
-    epochs: int = 4
-    lrs: tuple[float, ...] = (0.1, 0.03, 0.01)
+    models: tuple[str, ...] = ("resmlp-1-64", "resmlp-4-64", "resmlp-24-64")
+    epochs: int = 10
+    lrs: tuple[float, ...] = (0.1, 0.03)
+    seeds: tuple[int, ...] = (0, 1, 2)
     twins: tuple[str, str] = ("batchnorm", "fixup")
     batch_model: str = "resmlp-149-64"
     batch_sizes: tuple[int, ...] = (2, 8, 32)
@@ -92,9 +93,10 @@ def run_demo(
     """
     settings = settings or DemoSettings()
     out = Path(out)
-    base = TrainConfig(epochs=settings.epochs, loss_limit=_NO_LIMIT, checkpoint_epochs=0)  # runs take seconds
-    quick = base.with_changes(epochs=1, validation=settings.batch_held_out)
-    share = len(settings.methods) * len(settings.models) * len(settings.lrs)
+    short: dict[str, Any] = {"loss_limit": _NO_LIMIT, "checkpoint_epochs": 0}  # runs take seconds
+    base = recipe("spirals", epochs=settings.epochs, **short)
+    quick = TrainConfig(epochs=1, validation=settings.batch_held_out, **short)
+    share = len(settings.methods) * len(settings.models) * len(settings.lrs) * len(settings.seeds)
     each = len(settings.twins) * len(settings.batch_rates)
     costs = _costs(settings, base, quick)
 
@@ -111,8 +113,9 @@ def run_demo(
     def show_runs(done: int, _: int, text: str) -> None:
         show(before + done, text)
 
-    common: dict[str, Any] = {"seeds": (settings.seed,), "out": out / "runs", "jobs": jobs, "progress": show_runs}
-    depth = compare(base, methods=settings.methods, models=settings.models, lrs=settings.lrs, **common)
+    common: dict[str, Any] = {"out": out / "runs", "jobs": jobs, "progress": show_runs}
+    grid: dict[str, Any] = {"methods": settings.methods, "models": settings.models, "lrs": settings.lrs}
+    depth = compare(base, seeds=settings.seeds, **grid, **common)
     if depth.signal is not None:
         return None
     before += share
@@ -120,7 +123,8 @@ def run_demo(
     for size in settings.batch_sizes:
         rates = [rate * size / 128 for rate in settings.batch_rates]
         sized = quick.with_changes(batch_size=size)
-        batches[size] = compare(sized, methods=settings.twins, models=[settings.batch_model], lrs=rates, **common)
+        twins: dict[str, Any] = {"methods": settings.twins, "models": [settings.batch_model], "lrs": rates}
+        batches[size] = compare(sized, seeds=(settings.seed,), **twins, **common)
         if batches[size].signal is not None:
             return None
         before += each
@@ -136,10 +140,11 @@ def _costs(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> lis
     """
 
     def cost(model: str, config: TrainConfig) -> float:
-        steps = config.epochs * math.ceil(_IMAGES * (1 - config.validation) / config.batch_size)
+        steps = config.epochs * math.ceil(_SAMPLES * (1 - config.validation) / config.batch_size)
         return float(layers(build(model, "he_in", device="meta").plan) * steps)
 
-    shares = [_SHARE_OF_STEPS.get(method, 1.0) for method in settings.methods for _ in settings.lrs]
+    runs = len(settings.lrs) * len(settings.seeds)
+    shares = [_SHARE_OF_STEPS.get(method, 1.0) for method in settings.methods for _ in range(runs)]
     depths = sorted((cost(model, base) for model in settings.models), reverse=True)
     sizes = {size: cost(settings.batch_model, quick.with_changes(batch_size=size)) for size in settings.batch_sizes}
     first = [_SHARE_AT_BATCH_TWO.get(method, 1.0) for method in settings.twins for _ in settings.batch_rates]
@@ -206,17 +211,17 @@ def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
 def picture(demo: Demo) -> tuple[Panel, ...]:
     """Return the panels of demo.png, with titles and notes that need no page around them."""
     forward, _, accuracy, batches = page(demo).all_panels
-    deepest = max(run.depth for run in demo.depth.runs)
+    deepest = max(run.depth for found in demo.batches.values() for run in found.runs)
     twins = " and ".join(demo.settings.twins)
     words = (
         (
             f"1 · before training: a signal through {max(map(len, demo.forward.values()))} blocks",
             "A signal that explodes or fades cannot train the first layers.",
         ),
-        ("2 · after training: accuracy against depth", _cross(accuracy)),
+        ("2 · after training on spirals: accuracy against depth", _cross(accuracy, len(demo.settings.seeds))),
         (
             f"3 · {deepest:,} layers, trained with small batches",
-            f"{_cross(batches)} Only {twins} were run here: with normalization, and without.",
+            f"{_cross(batches, 1)} Only {twins} were run here: with normalization, and without.",
         ),
     )
     return tuple(
@@ -230,10 +235,10 @@ def _named(method: str) -> str:
     return f"{method} ({DESCRIPTIONS[method]})" if method in DESCRIPTIONS else method
 
 
-def _cross(shown: Panel) -> str:
-    """Explain the sign × if a curve has one."""
-    there = any(curve.crossed for curve in shown.curves)
-    return "× diverged, which counts as chance. One seed." if there else "One seed."
+def _cross(shown: Panel, seeds: int) -> str:
+    """Explain the sign × if a curve has one, and say how many seeds there are."""
+    cross = "× diverged, which counts as chance. " if any(curve.crossed for curve in shown.curves) else ""
+    return cross + ("One seed." if seeds == 1 else f"Mean ± standard deviation over {seeds} seeds.")
 
 
 def page(demo: Demo) -> Page:
@@ -249,13 +254,14 @@ def page(demo: Demo) -> Page:
         cards=tuple(_card(demo, method) for method in s.methods),
         sections=(_signal_section(demo), _depth_section(demo), _batch_section(demo)),
         notes=(
-            f"Data: Fashion-MNIST at 14×14, 6,000 training and 1,000 test images, part of the package. All with seed "
-            f"{s.seed}: a difference of a percent or two is noise. SGD with momentum 0.9, weight decay "
-            f"{demo.depth.settings['weight_decay']:g}, cosine schedule. A run has diverged when its loss is no longer "
-            "a finite number; it then counts as chance.",
-            "To repeat or vary this: normfree compare --method fixup --method batchnorm --model resmlp-49-64 --lr 0.1 "
-            "--lr 0.03 --seeds 3. Every run with its configuration, metrics and checkpoint lies in runs/ beside this "
-            "page.",
+            "Data: points on five spirals, made by a formula, and Fashion-MNIST at 14×14, 6,000 training and 1,000 "
+            f"test images, part of the package. Section 2 has {_seeds(s)}; sections 1 and 3 have one, where a "
+            "difference of a percent or two is noise. SGD with momentum 0.9 and a cosine schedule; in section 2 the "
+            "gradient is clipped to norm 1, for all methods alike. A run has diverged when its loss is no longer a "
+            "finite number; it then counts as chance.",
+            "To repeat or vary this: normfree compare --recipe spirals -m fixup -m batchnorm --model resmlp-24-64 "
+            "--lr 0.1 --lr 0.03 --seeds 3. Every run with its configuration, metrics and checkpoint lies in runs/ "
+            "beside this page.",
         ),
     )
 
@@ -329,21 +335,28 @@ def _depth_section(demo: Demo) -> Section:
     width = s.models[0].rsplit("-", 1)[-1]
     rates = ", ".join(f"{lr:g}" for lr in s.lrs)
     points = demo.depth.points
-    most = max(p.depth for p in points)
-    ends = [f"{p.method} {_end(p)}" for p in points if p.depth == most]
+    least, most = min(p.depth for p in points), max(p.depth for p in points)
+    starts, ends = ([f"{p.method} {_end(p)}" for p in points if p.depth == depth] for depth in (least, most))
     linear = demo.depth.linear_accuracy or 0.0
     return Section(
         "2 · What trains, and how deep",
         (
-            f"Residual networks of fully connected layers, {width} wide, learn to tell ten kinds of clothing apart, in "
-            f"{s.epochs} passes over 5,400 images. Every method is shown at its best of the learning rates {rates}, "
-            "chosen on 600 images held out. Every point is one run; × marks a method that diverged at every rate.",
-            f"At {most:,} layers: {', '.join(ends)}. For comparison, a linear classifier gets {percent(linear)}, and "
-            f"guessing {percent(demo.depth.chance)}.",
+            f"Residual networks of fully connected layers, {width} wide, learn to which of five interleaved spirals a "
+            f"point belongs, in {s.epochs} passes over 5,400 points. A spiral needs a function with many folds, and a "
+            "deep network folds once per layer. Every method is shown at its best of the learning rates "
+            f"{rates}, chosen on 600 points held out. A point is the mean over {_seeds(s)}; × marks a method that "
+            "diverged at every rate.",
+            f"At {most:,} layers: {', '.join(ends)}. At {least:,} layers: {', '.join(starts)}. For comparison, a "
+            f"linear classifier gets {percent(linear)}, and guessing {percent(demo.depth.chance)}.",
         ),
         panels=(replace(panel(demo.depth), note=""),),  # the text above has it
         tables=(replace(table(demo.depth), caption=None),),
     )
+
+
+def _seeds(settings: DemoSettings) -> str:
+    count = len(settings.seeds)
+    return "one seed" if count == 1 else f"{count} seeds"
 
 
 def _end(point: Point) -> str:
@@ -360,7 +373,7 @@ def _batch_section(demo: Demo) -> Section:
         method: [next(p for p in c.points if p.method == method) for c in demo.batches.values()] for method in s.twins
     }
     sizes = tuple(float(size) for size in demo.batches)
-    images = round(_IMAGES * (1 - s.batch_held_out))
+    images = round(_SAMPLES * (1 - s.batch_held_out))
     first = demo.batches[s.batch_sizes[0]]
     normed, free = (found[method] for method in s.twins)
     rates = ", ".join(f"{rate:g}·b/128" for rate in s.batch_rates)

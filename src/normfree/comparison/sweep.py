@@ -15,7 +15,7 @@ from normfree.files import explain_os_errors, to_json_values
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.families import is_foreign
+from normfree.models.registry import is_foreign
 from normfree.models.transformer import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
 from normfree.provenance import without_folders

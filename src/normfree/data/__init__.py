@@ -2,7 +2,6 @@
 
 from normfree.data.download.data_sets import get, load, names, on_disk, stand_in_note
 from normfree.data.images.augment import Augmentation
-from normfree.data.images.fashion14 import linear_accuracy
 from normfree.data.images.image_folder import FolderBatches, folder_in_order
 from normfree.data.images.image_set import ImageBatch, ImageBatches, ImageSet, Split, image_set, in_order
 
@@ -17,7 +16,6 @@ __all__ = [
     "get",
     "image_set",
     "in_order",
-    "linear_accuracy",
     "load",
     "names",
     "on_disk",

@@ -313,11 +313,6 @@ def is_model_name(name: str) -> bool:
     return any(re.fullmatch(family.regex, name) for family in FAMILIES)
 
 
-def is_foreign(name: str) -> bool:
-    """Whether a name names a third-party model: it has a source before a colon."""
-    return ":" in name
-
-
 _MOST_DIGITS = 6
 
 

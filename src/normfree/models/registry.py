@@ -20,6 +20,11 @@ CLASSES = 10
 DROPOUT = 0.1  # the defaults of `build`
 
 
+def is_foreign(name: str) -> bool:
+    """Whether a name names a third-party model: it has a source before a colon."""
+    return ":" in name
+
+
 def build(
     name: str,
     method: str | Method = "fixup",

@@ -235,7 +235,7 @@ def _longest_word(column: Sequence[str]) -> int:
 
 
 def notebook_html(heading: str, sentences: Iterable[str] = (), table: Table | None = None, *, text: str = "") -> str:
-    """Return what `_repr_html_` of a result shows; all text is escaped, and line breaks of `text` are kept.
+    """Return the HTML for `_repr_html_` of a result; all text is escaped, and line breaks of `text` are kept.
 
     >>> notebook_html("a < b", ["one"])
     '<div><b>a &lt; b</b><p>one</p></div>'

@@ -106,47 +106,41 @@ def open_console(*, stderr: bool = False) -> Console:
     return PlainConsole(file=stream, emoji=False, highlight=False, width=width)
 
 
-def sparkline(values: Sequence[float], width: int = 20, log: bool = True) -> str:
-    """Draw a curve as one line of bars; each bar is the mean of its share of the values, of their logarithms if `log`.
+def sparkline(values: Sequence[float], width: int = 20) -> str:
+    """Draw a curve as one line of bars; each bar is the mean logarithm of its share of the values.
 
-    A bar is ✗ if one of its values is NaN or infinite, and 0 if all of them are zero and `log` is true. A logarithmic
-    line spans at least a decade, so that noise does not look like growth.
+    A bar is ✗ if one of its values is NaN or infinite, and 0 if all of them are zero. The line spans at least a decade,
+    so that noise does not look like growth.
 
     >>> sparkline([1, 10, 100, 1000])
     '▁▃▆█'
 
     Raises:
-        ValueError: if there are no values, the width is below 1, or a value is negative and `log` is true.
+        ValueError: if there are no values, the width is below 1, or a value is negative.
     """
     numbers = [float(value) for value in values]
     if not numbers or width < 1:
         raise ValueError(
             f"expected values and width >= 1, got {len(numbers)} values and width {width}; pass at least one"
         )
-    if log and (negative := next((v for v in numbers if v < 0), None)) is not None:
-        raise ValueError(f"expected values >= 0 for a logarithmic line, got {negative:g}; pass log=False")
+    if (negative := next((v for v in numbers if v < 0), None)) is not None:
+        raise ValueError(f"expected values >= 0 for a logarithmic line, got {negative:g}; pass their sizes")
     count = min(width, len(numbers))
     edges = [len(numbers) * i // count for i in range(count + 1)]
-    bars: list[float | str] = [_mean_height(numbers[a:b], log) for a, b in pairwise(edges)]
-    drawn = [bar for bar in bars if isinstance(bar, float)]
-    low, high = (min(drawn), max(drawn)) if drawn else (0.0, 1.0)
-    least = 1.0 if log else 0.0
-    if high - low < least or high == low:
-        middle, half = (low + high) / 2, (least or 1.0) / 2
-        low, high = middle - half, middle + half
+    bars = [_mean_logarithm(numbers[a:b]) for a, b in pairwise(edges)]
+    drawn = [bar for bar in bars if isinstance(bar, float)] or [0.0]
+    low, high = min(drawn), max(drawn)
+    if high - low < 1:
+        low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5
     top = len(_BARS) - 1
-    return "".join(bar if isinstance(bar, str) else _BARS[round(_share(bar, low, high) * top)] for bar in bars)
+    return "".join(bar if isinstance(bar, str) else _BARS[round((bar - low) / (high - low) * top)] for bar in bars)
 
 
-def _mean_height(values: Sequence[float], log: bool) -> float | str:
+def _mean_logarithm(values: Sequence[float]) -> float | str:
     if not all(map(math.isfinite, values)):
         return "✗"
-    drawn = [math.log10(v) for v in values if v > 0] if log else list(values)
+    drawn = [math.log10(v) for v in values if v > 0]
     return math.fsum(v / len(drawn) for v in drawn) if drawn else "0"
-
-
-def _share(value: float, low: float, high: float) -> float:
-    return (value - low) / (high - low) if high > low else 0.5
 
 
 ProgressCallback = Callable[[int, int, str], None]  # steps done, steps in total, a text on the current one

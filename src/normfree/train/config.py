@@ -13,18 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from normfree.provenance import RELEASE
 from normfree.report.tables import notebook_html
 from normfree.train.settings import (
-    AT_LEAST_ONE,
-    BETAS,
-    EPOCHS,
-    FACTOR,
-    FRACTION,
-    FRACTION_OR_NONE,
-    MILESTONES,
-    NOT_EMPTY,
-    NOT_NEGATIVE,
-    POSITIVE,
-    RANDAUGMENT,
-    SEED,
     coerce,
     explained_toml,
     field_types,
@@ -37,8 +25,7 @@ from normfree.train.settings import (
     to_toml,
 )
 
-if TYPE_CHECKING:  # these load torch; a command that only reads a configuration must not wait for it
-    from normfree.data.images.augment import Augmentation
+if TYPE_CHECKING:  # it loads torch; a command that only reads a configuration must not wait for it
     from normfree.optim.schedules import Schedule
 
 
@@ -58,48 +45,54 @@ class TrainConfig:
     """
 
     # Model
-    model: str = setting("resnet20", "the model's name, see `normfree models`", NOT_EMPTY)
+    model: str = setting("resnet20", "the model's name, see `normfree models`", "not to be empty")
     method: str = setting(
         "fixup",
         "the method's name and options, see `normfree methods`; 'as built' trains a third-party model unconverted",
-        NOT_EMPTY,
+        "not to be empty",
     )
     form: Literal["post", "pre", "linear"] | None = setting(
         None, "the block form; none for the method's or model's own"
     )
     dropout: float = setting(
-        0.0, "dropout probability in Transformers: embeddings, branch outputs, feed-forward layers", FRACTION
+        0.0,
+        "dropout probability in Transformers: embeddings, branch outputs, feed-forward layers",
+        "at least 0 and below 1",
     )
     inner_dropout: float | None = setting(
         None,
         "dropout probability between the layers of a feed-forward branch; none for that of `dropout`",
-        FRACTION_OR_NONE,
+        "at least 0 and below 1",
     )
 
     # Data
-    data: str = setting("fashion14", "the data's name, see `normfree data list`", NOT_EMPTY)
-    data_dir: str = setting(".data", "the folder of the data sets", NOT_EMPTY)
-    validation: float = setting(0.1, "the fraction of the training data held out; 0 trains on all", FRACTION)
-    crop: int = setting(0, "zero padding on each side before a random crop, in pixels", NOT_NEGATIVE)
+    data: str = setting("fashion14", "the data's name, see `normfree data list`", "not to be empty")
+    data_dir: str = setting(".data", "the folder of the data sets", "not to be empty")
+    validation: float = setting(
+        0.1, "the fraction of the training data held out; 0 trains on all", "at least 0 and below 1"
+    )
+    crop: int = setting(0, "zero padding on each side before a random crop, in pixels", "at least 0")
     flip: bool = setting(False, "mirror half of the images")
-    cutout: int = setting(0, "the side of the square that is cut out, in pixels; 0 for none", NOT_NEGATIVE)
-    mixup: float = setting(0.0, "α of mixup's Beta(α, α); 0 for none", NOT_NEGATIVE)
+    cutout: int = setting(0, "the side of the square that is cut out, in pixels; 0 for none", "at least 0")
+    mixup: float = setting(0.0, "α of mixup's Beta(α, α); 0 for none", "at least 0")
     randaugment: tuple[int, int] = setting(
-        (0, 0), "RandAugment's operations per image and their magnitude, 0 to 30; (0, 0) for none", RANDAUGMENT
+        (0, 0),
+        "RandAugment's operations per image and their magnitude, 0 to 30; (0, 0) for none",
+        "as at least 0 operations and a magnitude of 0 to 30",
     )
 
     # Length and batches
-    epochs: int = setting(10, "passes over the training data", EPOCHS)
+    epochs: int = setting(10, "passes over the training data", "at least 0 and at most 100 million")
     batch_size: int = setting(
         128,
         "images per step over all processes and micro-batches; for pairs, the maximum number of tokens; for text, the "
         "number of blocks",
-        AT_LEAST_ONE,
+        "at least 1",
     )
-    accumulate: int = setting(1, "micro-batches that each batch is split into", AT_LEAST_ONE)
-    eval_batch_size: int = setting(1000, "images per batch in evaluation", AT_LEAST_ONE)
-    block: int = setting(128, "tokens per block of running text; a batch has `batch_size` blocks", AT_LEAST_ONE)
-    beam: int = setting(5, "hypotheses per sentence in translation", AT_LEAST_ONE)
+    accumulate: int = setting(1, "micro-batches that each batch is split into", "at least 1")
+    eval_batch_size: int = setting(1000, "images per batch in evaluation", "at least 1")
+    block: int = setting(128, "tokens per block of running text; a batch has `batch_size` blocks", "at least 1")
+    beam: int = setting(5, "hypotheses per sentence in translation", "at least 1")
     length_penalty: float = setting(1.0, "the length penalty of beam search; 0 favours short translations")
 
     # Optimizer
@@ -107,18 +100,22 @@ class TrainConfig:
         "sgd", "SGD, Adam (L2 in the gradient) or AdamW (decoupled decay)"
     )
     lr: float = setting(
-        0.1, "the learning rate of the weights; the method sets that of scalars relative to it", POSITIVE
+        0.1, "the learning rate of the weights; the method sets that of scalars relative to it", "above 0"
     )
-    momentum: float = setting(0.9, "momentum of SGD", FRACTION)
+    momentum: float = setting(0.9, "momentum of SGD", "at least 0 and below 1")
     nesterov: bool = setting(False, "Nesterov momentum, in SGD")
-    betas: tuple[float, float] = setting((0.9, 0.999), "betas of Adam and AdamW", BETAS)
-    eps: float = setting(1e-8, "eps of Adam and AdamW", POSITIVE)
-    weight_decay: float = setting(5e-4, "weight decay of every parameter that the method decays", NOT_NEGATIVE)
-    label_smoothing: float = setting(0.0, "the share of a label that is spread over all classes", FRACTION)
+    betas: tuple[float, float] = setting((0.9, 0.999), "betas of Adam and AdamW", "at least 0 and below 1")
+    eps: float = setting(1e-8, "eps of Adam and AdamW", "above 0")
+    weight_decay: float = setting(5e-4, "weight decay of every parameter that the method decays", "at least 0")
+    label_smoothing: float = setting(
+        0.0, "the share of a label that is spread over all classes", "at least 0 and below 1"
+    )
     clip: Literal["none", "agc", "norm"] = setting("none", "clip gradients per output unit (AGC) or by their norm")
-    clip_at: float = setting(0.01, "the largest ratio of norms (AGC) or the largest norm", POSITIVE)
+    clip_at: float = setting(0.01, "the largest ratio of norms (AGC) or the largest norm", "above 0")
     ema: float = setting(
-        0.0, "the decay of the moving average of the weights, which is evaluated in their place; 0 for none", FRACTION
+        0.0,
+        "the decay of the moving average of the weights, which is evaluated in their place; 0 for none",
+        "at least 0 and below 1",
     )
 
     # Schedule of the learning rate
@@ -126,11 +123,14 @@ class TrainConfig:
         "cosine", "the shape of the learning-rate schedule"
     )
     milestones: tuple[float, ...] = setting(
-        (0.5, 0.75), "where a step schedule drops, as fractions of the run", MILESTONES
+        (0.5, 0.75),
+        "where a step schedule drops, as fractions of the run",
+        "as rising fractions of the run between 0 and 1",
+        remedy="divide each epoch by the total number of epochs",
     )
-    decay: float = setting(0.1, "the factor of each drop of a step schedule", FACTOR)
+    decay: float = setting(0.1, "the factor of each drop of a step schedule", "above 0 and at most 1")
     cosine_by: Literal["step", "epoch"] = setting("step", "whether a cosine schedule falls every step or every epoch")
-    warmup: float = setting(0.0, "the length of the warm-up, in the unit `warmup_in`", NOT_NEGATIVE)
+    warmup: float = setting(0.0, "the length of the warm-up, in the unit `warmup_in`", "at least 0")
     warmup_in: Literal["epochs", "steps"] = setting("epochs", "the unit of `warmup`")
     warmup_shape: Literal["linear", "quadratic"] = setting("linear", "how the rate rises during warm-up")
 
@@ -144,22 +144,24 @@ class TrainConfig:
     kernels: Literal["auto", "stage", "compiled"] = setting(
         "auto", "stage: the stage kernels, where they apply (docs/kernels.md); compiled: torch.compile alone"
     )
-    region: int = setting(1, "blocks per compiled region", AT_LEAST_ONE)
+    region: int = setting(1, "blocks per compiled region", "at least 1")
     recompute: int = setting(
-        0, "compiled regions per segment that the backward pass recomputes; 0 keeps all activations", NOT_NEGATIVE
+        0, "compiled regions per segment that the backward pass recomputes; 0 keeps all activations", "at least 0"
     )
 
     # The run
-    seed: int = setting(0, "seed of the initial weights, the order of the data and the augmentation", SEED)
-    loss_limit: float = setting(1e4, "a run with a loss above it has diverged", POSITIVE)
-    device: str = setting("auto", "a torch device; auto takes a GPU if there is one", NOT_EMPTY)
-    checkpoint_minutes: float = setting(10.0, "minutes between checkpoints; 0 disables timed checkpoints", NOT_NEGATIVE)
-    checkpoint_epochs: int = setting(
-        1, "epochs between checkpoints (large ones are written less often); 0 disables them", NOT_NEGATIVE
+    seed: int = setting(
+        0, "seed of the initial weights, the order of the data and the augmentation", "at least 0 and below 2^63"
     )
-    keep_last: int = setting(2, "newest checkpoints to keep; with 2, a damaged one costs little", AT_LEAST_ONE)
+    loss_limit: float = setting(1e4, "a run with a loss above it has diverged", "above 0")
+    device: str = setting("auto", "a torch device; auto takes a GPU if there is one", "not to be empty")
+    checkpoint_minutes: float = setting(10.0, "minutes between checkpoints; 0 disables timed checkpoints", "at least 0")
+    checkpoint_epochs: int = setting(
+        1, "epochs between checkpoints (large ones are written less often); 0 disables them", "at least 0"
+    )
+    keep_last: int = setting(2, "newest checkpoints to keep; with 2, a damaged one costs little", "at least 1")
     keep_best: bool = setting(True, "keep the checkpoint with the best validation accuracy as well")
-    workers: int = setting(4, "processes that read an image folder, at most one per core", NOT_NEGATIVE)
+    workers: int = setting(4, "processes that read an image folder, at most one per core", "at least 0")
     tensorboard: bool = setting(False, "write a TensorBoard log beside the metrics")
 
     def __post_init__(self) -> None:
@@ -272,7 +274,7 @@ class TrainConfig:
 
     @classmethod
     def from_toml_text(cls, text: str, where: str) -> TrainConfig:
-        """Read a configuration that `to_toml` wrote; `where` names its place in errors."""
+        """Read a configuration that `to_toml` wrote; `where` is its place in errors, which are those of `from_toml`."""
         return cls._from_values(parse_toml(text.encode(), where), where)
 
     def __repr__(self) -> str:
@@ -295,7 +297,7 @@ class TrainConfig:
         return explained_toml(self) if explained else to_toml({"normfree": RELEASE, **asdict(self)})
 
     def fingerprint(self) -> str:
-        """Return 12 hexadecimal digits that identify the settings that affect the result.
+        """Identify the settings that affect the result.
 
         The digits do not depend on settings that change no number: the folder of the data, how often the run is
         saved, how many processes read data, what is logged. Nor do they depend on the device: 'auto' does not say
@@ -303,6 +305,9 @@ class TrainConfig:
         `kernels`, which 'auto' chooses by the machine. Settings that change only the rounding (compile, graph,
         channels_last, …) count, because a resumed run continues bit for bit. A setting at its default does not count,
         so that adding a setting later changes no earlier fingerprint.
+
+        Returns:
+            12 hexadecimal digits.
         """
         changed = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         counted = {name: value for name, value in changed.items() if name not in NOT_IN_FINGERPRINT}
@@ -334,7 +339,16 @@ class TrainConfig:
         return found
 
     def require_same(self, before: TrainConfig, free: Collection[str], whose: str) -> None:
-        """Raise `ValueError` with the names of all settings that `before` has otherwise, other than those in `free`."""
+        """Compare the settings with those that a run began with.
+
+        Args:
+            before: The configuration of the run.
+            free: The names of the settings that may differ.
+            whose: The run in the error, such as "the run in 'runs/fashion'".
+
+        Raises:
+            ValueError: If other settings differ; the message names all of them.
+        """
         values = ((name, value, getattr(self, name)) for name, value in asdict(before).items())
         differing = [f"{name} {a!r}, not {b!r}" for name, a, b in values if a != b and name not in free]
         if differing:
@@ -356,23 +370,6 @@ class TrainConfig:
             warmup=self.warmup,
             warmup_in=self.warmup_in,
             warmup_shape=self.warmup_shape,
-        )
-
-    def lr_factors(self, epoch: int, steps: int) -> list[float]:
-        """Return the factor of the learning rates in each step of an epoch, counted from 0, of `steps` steps."""
-        schedule = self.lr_schedule
-        return [schedule.factor(epoch * steps + i, steps, self.epochs) for i in range(steps)]
-
-    def augmentation(self) -> Augmentation:
-        """Make the augmentation of training images that the settings `crop` to `randaugment` describe."""
-        from normfree.data.images.augment import Augmentation
-
-        return Augmentation(
-            crop=self.crop,
-            flip=self.flip,
-            cutout=self.cutout,
-            mixup=self.mixup,
-            randaugment=self.randaugment if self.randaugment[0] else None,
         )
 
 

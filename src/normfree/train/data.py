@@ -1,4 +1,5 @@
-"""The data of a run: open it by name; images in memory, or in a folder from which they are read as they are needed.
+"""The data of a run: open it by name; images in memory, or in a folder from which they are read as they are needed;
+and the score of a model over its batches.
 
 Text is in `train/text/`, which is imported only for text. `Data` in `train/engine/inputs.py` is the base of both.
 """
@@ -7,30 +8,30 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.data import ImageSet, load
+from normfree.data import Augmentation, ImageSet, load
 from normfree.data.counter_rng import epoch_order
-from normfree.data.images.fashion14 import LINEAR_ACCURACY
 from normfree.data.images.folder_contents import contents_digest
 from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder_in_order, read_folder
 from normfree.data.images.image_set import ImageBatches, Split, in_order
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.families import is_foreign
+from normfree.models.registry import is_foreign
 from normfree.models.third_party import create_model
 from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
-from normfree.train.engine.environment import Processes
-from normfree.train.engine.inputs import Data, EvalBatches, Inputs
+from normfree.train.engine.environment import Processes, Stop
+from normfree.train.engine.inputs import BatchSums, Data, EvalBatches, Inputs, Score
 from normfree.train.engine.step import image_loss
 
 if TYPE_CHECKING:
@@ -40,16 +41,6 @@ AS_BUILT = "as built"  # method name for third-party models trained unchanged
 FOLDER = "folder:"
 FOLDER_SIZE = 224  # the side that the images of a folder are scaled to
 PAIRS, TEXT = "pairs:", "text:"
-_NOUNS = {  # the noun of each entry of a fingerprint, for error messages
-    "classes": "classes",
-    "input_shape": "shape of images",
-    "images": "number of training and test images",
-    "images_sha256": "images",
-    "contents_sha256": "contents of images",
-    "vocabulary": "vocabulary",
-    "vocabulary_sha256": "vocabulary",
-    "data_sha256": "data",
-}
 
 
 def is_text(name: str) -> bool:
@@ -80,28 +71,29 @@ def as_data(given: ImageSet | Prepared) -> Data:
     return TextData(given)
 
 
-def with_data_dir(config: TrainConfig, folder: str) -> TrainConfig:
-    """Return the configuration for data that was moved to another folder."""
-    if is_text(config.data) or config.data.startswith(FOLDER):
-        return replace(config, data=f"{config.data.partition(':')[0]}:{folder}")
-    return replace(config, data_dir=folder)
+@contextmanager
+def explained_worker_end() -> Iterator[None]:
+    """Explain in one sentence that a worker was killed; torch raises its error wherever the main thread is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ValueError(
+            "expected the workers that read images to continue, but one of them was killed; free some memory or use "
+            "fewer workers, and resume the run if it has a folder"
+        ) from error
 
 
-def require_same_data(data: Data, own: Mapping[str, Any], run: str | Path, state: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a run was trained on other data.
-
-    Args:
-        data: The data at hand.
-        own: The fingerprint of the data, or the part of it that has to agree.
-        run: The folder of the run.
-        state: The state of the run's checkpoint. Entries missing in it are not compared.
-    """
-    for key, value in own.items():
-        if state.get(key, value) != value:
-            raise ValueError(
-                f"expected '{data.name}' to have the same {_NOUNS[key]} as the run in '{run}', but it differs; use the "
-                "same data, or start another run"
-            )
+def augmentation_of(config: TrainConfig) -> Augmentation:
+    """Return the augmentation of training images that the settings `crop` to `randaugment` describe."""
+    return Augmentation(
+        crop=config.crop,
+        flip=config.flip,
+        cutout=config.cutout,
+        mixup=config.mixup,
+        randaugment=config.randaugment if config.randaugment[0] else None,
+    )
 
 
 class ImageData(Data):
@@ -119,7 +111,7 @@ class ImageData(Data):
     unused_settings: tuple[str, ...] = ("dropout", "inner_dropout", "block", "beam", "length_penalty")
 
     def __init__(self, name: str, classes: tuple[str, ...], train: Any, test: Any) -> None:
-        super().__init__(name, len(classes))
+        self.name, self.num_classes = name, len(classes)
         self.classes, self.train, self.test = classes, train, test
 
     @abstractmethod
@@ -138,8 +130,8 @@ class ImageData(Data):
     def _update_digest(self, digest: Any, part: Any) -> None:
         """Add the images of a part to a digest."""
 
-    def _reading(self, config: TrainConfig) -> dict[str, Any]:
-        """Return more settings of the batches."""
+    def _reader_settings(self, config: TrainConfig) -> dict[str, Any]:
+        """Return more settings of the batches: how their images are read."""
         return {}
 
     def missing_validation(self, config: TrainConfig) -> str | None:
@@ -192,17 +184,19 @@ class ImageData(Data):
             )
         train, held_out = self._hold_out(round(config.validation * len(self.train)), config.seed)
         layout: dict[str, Any] = {"device": device, "dtype": dtype, "channels_last": bool(config.channels_last)}
-        layout |= self._reading(config)
+        layout |= self._reader_settings(config)
 
         def scored(part: Any) -> EvalBatches:
             own = part.take(slice(rank, None, world))
-            return partial(self._in_order, own, batch_size=config.eval_batch_size, **layout) if own else _no_batches
+            return (
+                partial(self._in_order, own, batch_size=config.eval_batch_size, **layout) if own else partial(iter, ())
+            )
 
         return Inputs(
             feed=self._batches(
                 train,
                 batch_size=config.batch_size,
-                augmentation=config.augmentation(),
+                augmentation=augmentation_of(config),
                 seed=config.seed,
                 rank=rank,
                 world=world,
@@ -213,6 +207,7 @@ class ImageData(Data):
             unit=self.unit,
             per_step=config.batch_size,
             loss=image_loss,
+            sums=image_sums,
         )
 
     def label_fingerprint(self) -> dict[str, Any]:
@@ -233,6 +228,9 @@ class ImageData(Data):
             **self._contents(),
         }
 
+    def write_files(self, folder: Path) -> None:
+        """Write nothing: the model of a run on images needs no more files."""
+
     def _contents(self) -> dict[str, Any]:
         """Return the digest of the contents, if that of `_update_digest` does not cover them."""
         return {}
@@ -244,7 +242,7 @@ class MemoryImages(ImageData):
     def __init__(self, images: ImageSet) -> None:
         super().__init__(images.name, images.classes, images.train, images.test)
         self.images = images
-        self.linear_accuracy = LINEAR_ACCURACY if images.name == "fashion14" else None
+        self.linear_accuracy = images.linear_accuracy
 
     def require_usable(self) -> None:
         """Raise `ValueError` if a split is empty, a label has no class, or the splits have different sizes."""
@@ -289,7 +287,7 @@ class FolderImages(ImageData):
         super().__init__(f"{FOLDER}{root}", train.classes, train, read_folder(root, "val", train.classes))
         self.root = Path(root)
 
-    def _reading(self, config: TrainConfig) -> dict[str, Any]:
+    def _reader_settings(self, config: TrainConfig) -> dict[str, Any]:
         return {"workers": config.workers}
 
     def _batches(self, part: ImageFolder, **settings: Any) -> FolderBatches:
@@ -332,6 +330,64 @@ def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
         )
 
 
-def _no_batches() -> Iterator[tuple[Tensor, Tensor]]:
-    """No batches: for a process that got no images."""
-    return iter(())
+def image_sums(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the summed cross-entropy, the hits and the number of images of a batch."""
+    images, labels = batch
+    logits = model(images).float()
+    loss = F.cross_entropy(logits, labels, reduction="sum").double()
+    hits = (logits.argmax(1) == labels).sum().double()
+    return torch.stack((loss, hits, loss.new_tensor(len(labels))))
+
+
+@torch.no_grad()
+def sum_scores(
+    model: nn.Module,
+    batches: Iterable[Any],
+    sums_of: BatchSums = image_sums,
+    forward: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """Score a model in evaluation mode; the mode of every module is restored.
+
+    Args:
+        model: The model.
+        batches: The batches; each label is counted once.
+        sums_of: The sums over one batch.
+        forward: The function to call in place of the model, if any.
+
+    Returns:
+        Three float64 sums over all batches, for `mean_score`: the losses, the hits, and the number of labels.
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
+    with eval_mode(model):
+        for batch in batches:
+            sums += sums_of(model if forward is None else forward, batch)
+    return sums
+
+
+def mean_score(sums: Tensor) -> Score:
+    """Return the means over all labels; NaN if there are none."""
+    loss, hits, labels = sums.tolist()
+    return Score(loss / labels, hits / labels) if labels else Score(float("nan"), float("nan"))
+
+
+def score(model: nn.Module, batches: Iterable[Any], sums_of: BatchSums = image_sums) -> Score:
+    """Score a model on batches that this process has alone; see `sum_scores`."""
+    return mean_score(sum_scores(model, batches, sums_of))
+
+
+class UntilSignal:
+    """Batches that end early, without an error, when a signal asks the run to stop; `signal` is then its number.
+
+    It is not an error because all processes have to take part in the reduction at the end of an evaluation.
+    """
+
+    def __init__(self, batches: Iterable[Any], stop: Stop) -> None:
+        self._batches, self._stop = batches, stop
+        self.signal = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            if self._stop.requested is not None:
+                self.signal = self._stop.requested
+                return
+            yield batch

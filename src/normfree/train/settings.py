@@ -10,7 +10,7 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, field, fields
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
@@ -20,49 +20,38 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from normfree.checksums import read_limited
 from normfree.errors import unknown_name
 
-
-@dataclass(frozen=True)
-class Range:
-    """The values that a setting may have: in words, as a test, and a remedy for the error message."""
-
-    text: str
-    holds: Callable[[Any], bool]
-    remedy: str = ""
-
-
-NOT_EMPTY = Range("not to be empty", bool)
-POSITIVE = Range("above 0", lambda x: x > 0)
-NOT_NEGATIVE = Range("at least 0", lambda x: x >= 0)
-AT_LEAST_ONE = Range("at least 1", lambda x: x >= 1)
-EPOCHS = Range("at least 0 and at most 100 million", lambda x: 0 <= x <= 100_000_000)
-FRACTION = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
-FRACTION_OR_NONE = Range("at least 0 and below 1", lambda x: x is None or 0 <= x < 1)
-FACTOR = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
-SEED = Range("at least 0 and below 2^63", lambda x: 0 <= x < 2**63)
-BETAS = Range("at least 0 and below 1", lambda betas: all(0 <= beta < 1 for beta in betas))
-RANDAUGMENT = Range(
-    "as at least 0 operations and a magnitude of 0 to 30",
-    lambda pair: pair[0] >= 0 and 0 <= pair[1] <= 30,
-)
-MILESTONES = Range(
-    "as rising fractions of the run between 0 and 1",
-    lambda points: all(0 <= point <= 1 for point in points) and list(points) == sorted(points),
-    remedy="divide each epoch by the total number of epochs",
-)
+RANGES: dict[str, Callable[[Any], bool]] = {
+    "not to be empty": bool,
+    "above 0": lambda x: x > 0,
+    "at least 0": lambda x: x >= 0,
+    "at least 1": lambda x: x >= 1,
+    "above 0 and at most 1": lambda x: 0 < x <= 1,
+    "at least 0 and below 1": lambda x: all(0 <= part < 1 for part in (x if isinstance(x, tuple) else (x,))),
+    "at least 0 and below 2^63": lambda x: 0 <= x < 2**63,
+    "at least 0 and at most 100 million": lambda x: 0 <= x <= 100_000_000,
+    "as at least 0 operations and a magnitude of 0 to 30": lambda pair: pair[0] >= 0 and 0 <= pair[1] <= 30,
+    "as rising fractions of the run between 0 and 1": (
+        lambda points: all(0 <= point <= 1 for point in points) and list(points) == sorted(points)
+    ),
+}
+"""The ranges of settings, in the words of their errors; each tests a value that is not None."""
 
 
-def setting(default: Any, help: str, range: Range | None = None) -> Any:
-    """Declare a dataclass field with its default, its meaning in one line, and the range of its values."""
-    return field(default=default, metadata={"help": help, "range": range})
+def setting(default: Any, help: str, range: str | None = None, *, remedy: str = "") -> Any:
+    """Declare a dataclass field with its default, its meaning in one line, and the range of its values.
+
+    The range is one of `RANGES`; the remedy ends the error of a value outside of it.
+    """
+    return field(default=default, metadata={"help": help, "range": range, "remedy": remedy})
 
 
 def require_in_range(setting: Field[Any], value: Any) -> None:
     """Raise `ValueError` if a value is outside the range of its setting."""
-    allowed: Range | None = setting.metadata["range"]
-    if allowed is not None and not allowed.holds(value):
+    words = setting.metadata["range"]
+    if words is not None and value is not None and not RANGES[words](value):
         got = list(value) if isinstance(value, tuple) else value
-        remedy = f"; {allowed.remedy}" if allowed.remedy else ""
-        raise ValueError(f"expected '{setting.name}' {allowed.text}, got {got!r}{remedy}")
+        remedy = f"; {setting.metadata['remedy']}" if setting.metadata["remedy"] else ""
+        raise ValueError(f"expected '{setting.name}' {words}, got {got!r}{remedy}")
 
 
 def field_types(settings: Any) -> dict[str, Any]:

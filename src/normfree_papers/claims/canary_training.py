@@ -21,8 +21,8 @@ from normfree.models import supports
 from normfree.nn.devices import device_of
 from normfree.nn.sequence import SPECIAL
 from normfree.train.config import TrainConfig
+from normfree.train.data import score
 from normfree.train.engine.environment import Processes, seeded_generators
-from normfree.train.engine.inputs import score
 from normfree.train.engine.setup import prepare_training
 from normfree_papers.claims.canary import SMALL_MODELS, TRIED, Figures, Record, families_of, spelled, tolerance
 
@@ -126,7 +126,7 @@ def _figures(family: str, device: torch.device, precision: str) -> list[float]:
         step, steps = setup.step, setup.epoch_steps
         initial = {name: value.clone() for name, value in step.masters.named(step.masters.values).items()}
         for epoch in range(config.epochs):
-            step.start_epoch(epoch, config.lr_factors(epoch, steps))
+            step.start_epoch(epoch, setup.lr_factors(epoch))
             for number in range(steps):
                 seed_generators(config.seed, epoch * steps + number, 0)
                 step.clear_metrics()

@@ -15,7 +15,7 @@ from normfree.comparison.process_pool import Reports, summarize_reports
 from normfree.comparison.sweep import RunTask, train_runs
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
 from normfree.models import build
-from normfree.models.families import is_foreign
+from normfree.models.registry import is_foreign
 from normfree.nn.devices import device_of
 from normfree.provenance import commit
 from normfree.train import RunFolder, TrainConfig

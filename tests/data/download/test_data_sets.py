@@ -240,7 +240,7 @@ def test_names_are_the_promised_ones() -> None:
     assert set(names()) >= {"cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "fashion14"}
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name != "fashion14"])
+@pytest.mark.parametrize("name", list(DATA_SETS))
 def test_missing_data_names_the_folder_and_the_remedy(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^expected .* in the folder '.*empty'.*run: normfree data get") as caught:
         load(name, tmp_path / "empty")
@@ -254,7 +254,7 @@ def test_missing_data_names_the_folder_and_the_remedy(name: str, tmp_path: Path)
 def test_unknown_name_gives_the_closest(name: str, closest: str, tmp_path: Path) -> None:
     for function in (load, get):
         with pytest.raises(
-            ValueError, match=rf"got '{name}'; did you mean '{closest}'\? known data sets: fashion14, cifar10"
+            ValueError, match=rf"got '{name}'; did you mean '{closest}'\? known data sets: fashion14, spirals, cifar10"
         ):
             function(name, tmp_path)
 

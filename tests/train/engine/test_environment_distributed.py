@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import normfree
 from normfree.data import ImageSet
-from normfree.data.images import fashion14
+from normfree.data import load as load_images
 from normfree.data.images.image_set import Split
 from normfree.models import build
 from normfree.nn.normalizers import SyncedBatchNorm, sync_batch_norms_
@@ -48,7 +48,7 @@ FLIPPED = 0.01  # of the largest number: rounding may turn a ReLU that is close 
 
 def small(test: int = 50) -> ImageSet:
     """A few of the embedded images: five steps of 32 an epoch after a tenth is held out."""
-    whole = fashion14.load()
+    whole = load_images("fashion14")
     return ImageSet(
         name="small",
         classes=whole.classes,

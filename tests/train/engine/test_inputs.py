@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from normfree.data.images.image_set import in_order
 from normfree.nn.model_state import eval_mode
-from normfree.train.engine.inputs import ShapedFeed, explained_worker_end, mean_score, score, sum_scores
+from normfree.train.data import explained_worker_end, mean_score, score, sum_scores
+from normfree.train.engine.inputs import ShapedFeed
 from normfree.train.engine.step import OneShapeFeed
 from tiny_images import tiny_images
 

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 import normfree as nf
 from normfree.data.images.image_set import ImageBatches, Split, image_set, in_order
 from normfree.train import RunFolder, RunResult, Snapshot
+from normfree.train.data import augmentation_of, score
 from normfree.train.engine import loop as engine
-from normfree.train.engine.inputs import Score, score
+from normfree.train.engine.inputs import Score
 from normfree.train.engine.step import TrainStep
 from normfree.train.run import checkpoint
 from tiny_images import tiny_images
@@ -81,7 +82,7 @@ def test_fit_equals_a_plain_loop(method: str) -> None:
     optimizer = torch.optim.SGD(nf.param_groups(model, lr=0.1, weight_decay=5e-4), lr=0.1, momentum=0.9)
     rates = [group["lr"] for group in optimizer.param_groups]
     batches = ImageBatches(
-        data.train, batch_size=16, mean=data.mean, std=data.std, augmentation=config.augmentation(), seed=3
+        data.train, batch_size=16, mean=data.mean, std=data.std, augmentation=augmentation_of(config), seed=3
     )
     for step in range(10):
         batches.start_epoch(step // 5)

@@ -42,7 +42,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF")  # pillow runs a program to read some others
 _MOST_PIXELS = 80_000_000  # of an image; decoding this many takes half a gigabyte
-_WIDEST = 16  # sides; of a longer image, the middle is scored
+_WIDEST = 16  # long sides per short side; of a longer image, only the middle is scored
 _ATTEMPTS = 10  # to draw a window that fits, as in torchvision
 _Request = tuple[int, int, int]  # epoch, slot, index of the file
 

@@ -74,6 +74,7 @@ class ImageSet:
         test: the test images.
         mean: the mean of the training pixels divided by 255, one number per channel.
         std: their standard deviation, 1 for a constant channel, so that you can divide by it.
+        linear_accuracy: the test accuracy of a linear classifier, if known.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ImageSet:
     test: Split
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    linear_accuracy: float | None = None
 
     def hold_out(self, count: int, seed: int) -> tuple[Split, Split]:
         """Split `count` images off the training split for validation, balanced over the classes.
@@ -127,7 +129,9 @@ def _proportional(count: int, sizes: np.ndarray, ties: np.ndarray) -> list[int]:
     return [int(quota) for quota in quotas]
 
 
-def image_set(name: str, classes: Sequence[str], train: Split, test: Split) -> ImageSet:
+def image_set(
+    name: str, classes: Sequence[str], train: Split, test: Split, *, linear_accuracy: float | None = None
+) -> ImageSet:
     """Make an `ImageSet`, with the mean and standard deviation of the training pixels from an exact count of all bytes.
 
     Args:
@@ -135,6 +139,7 @@ def image_set(name: str, classes: Sequence[str], train: Split, test: Split) -> I
         classes: the names of the classes, in the order of their labels.
         train: the training images.
         test: the test images.
+        linear_accuracy: the test accuracy of a linear classifier, if known.
     """
     mean, std = [], []
     values = torch.arange(256, dtype=torch.float64) / 255
@@ -144,7 +149,7 @@ def image_set(name: str, classes: Sequence[str], train: Split, test: Split) -> I
         centre = (share * values).sum()
         mean.append(float(centre))
         std.append(float((share * (values - centre).square()).sum().sqrt()) or 1.0)
-    return ImageSet(name, tuple(classes), train, test, tuple(mean), tuple(std))
+    return ImageSet(name, tuple(classes), train, test, tuple(mean), tuple(std), linear_accuracy)
 
 
 class ImageBatch(NamedTuple):

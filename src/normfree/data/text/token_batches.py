@@ -73,7 +73,6 @@ class TokenBatches:
         steps: the number of batches of an epoch.
         pairs: the number of pairs.
         padding: the share of PAD in the slots of all pairs.
-        repeated: the share of rows that repeat a pair.
         mean_tokens: the mean number of target tokens of a batch.
 
     Raises:
@@ -110,8 +109,6 @@ class TokenBatches:
         self.steps, self.pairs = sum(batches), len(pairs)
         slots = sum(count * sum(width) for count, width in zip(counts, widths, strict=True))
         self.padding = 1 - int(source.sum() + target.sum()) / slots
-        places = sum(number * n for number, n in zip(batches, rows, strict=True))
-        self.repeated = 1 - self.pairs / places
         self.mean_tokens = float(target.sum()) / self.steps
         self._lay_out(pairs, assigned, counts, batches, torch.device(device))
         self.start_epoch(0)
@@ -196,14 +193,6 @@ class TokenBatches:
         target_in = torch.cat([starts, before.masked_fill(before == END, PAD)], dim=1)
         offsets = self._target.offsets
         return TokenBatch(source, target_in, target_out, (offsets[counted + 1] - offsets[counted] + 1).sum())
-
-    def __str__(self) -> str:
-        """One sentence with the numbers of pairs, batches and tokens."""
-        return (
-            f"{self.pairs:,} pairs in {self.steps:,} batches of {len(self.shapes)} shapes, at most {self.tokens:,} "
-            f"tokens on a side and {self.mean_tokens:,.0f} target tokens on average, {self.padding:.1%} padding, "
-            f"{self.repeated:.1%} of the rows repeated"
-        )
 
 
 class _DeviceLines(NamedTuple):

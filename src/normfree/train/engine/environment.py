@@ -190,9 +190,9 @@ class Stop:
                 step()
 
     A SIGINT after the first signal raises `KeyboardInterrupt` at once. So does the first one while `at_once` is set,
-    because there is nothing to save yet. If one `Stop` is open inside another, the inner one hands the signal to the
-    outer one on exit, because its own work may have been finished by then. A signal that
-    is ignored stays ignored. Outside the main thread, where Python delivers no signals, `Stop` does nothing.
+    because there is nothing to save yet. If one `Stop` is open inside another, the inner one passes the signal on to
+    the outer one at its end, because its own work may be finished by then. A signal that is ignored stays ignored.
+    Outside the main thread, where Python delivers no signals, `Stop` does nothing.
     """
 
     def __init__(self) -> None:
@@ -256,7 +256,7 @@ class Processes:
     world: int = 1
     host: Any = None  # a process group over the CPU, for values that the host reads
     launcher: int | None = None  # the id of torchrun's process, which may be killed
-    impatient: Any = None  # like `host`, but it waits for `_HUNG_SECONDS` only
+    host_watched: Any = None  # like `host`, but it waits for `_HUNG_SECONDS` only
     watching: bool = False
 
     @property
@@ -266,7 +266,7 @@ class Processes:
 
     @property
     def _group(self) -> Any:
-        return self.impatient if self.watching else self.host
+        return self.host_watched if self.watching else self.host
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes, in place."""
@@ -370,9 +370,9 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
             ) from error
     with explained_disconnection(world):
         host = dist.new_group(backend="gloo")
-        impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=_HUNG_SECONDS))
+        host_watched = dist.new_group(backend="gloo", timeout=timedelta(seconds=_HUNG_SECONDS))
     try:
-        yield Processes(dist.get_rank(), world, host, launcher, impatient)
+        yield Processes(dist.get_rank(), world, host, launcher, host_watched)
     except ConnectionError:
         own = False  # destroying the group would wait for the process that ended
         raise

@@ -110,7 +110,7 @@ def forward_of(
             x = part(x) if isinstance(part, Stage) else run(part, x)
         return x
 
-    segments = [(part, _changing(part)) for part in _batched(parts, recompute)] if recompute else []
+    segments = [(part, _changing_buffers(part)) for part in _batched(parts, recompute)] if recompute else []
     draws = bool(recompute) and any(getattr(m, "dropout", 0.0) for m in model.modules())  # numbers, to be drawn again
 
     def forward(x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def forward_of(
             if isinstance(segment[0], Stage):
                 x = through(segment, x)
                 continue
-            again = partial(_twice, buffers)
+            again = partial(_repeatable, buffers)
             x = checkpoint(through, segment, x, use_reentrant=False, preserve_rng_state=draws, context_fn=again)
         return model.classifier(model.head(x))  # type: ignore[no-any-return]
 
@@ -145,15 +145,15 @@ def _run(blocks: Region, x: Tensor) -> Tensor:
     return x
 
 
-def _changing(parts: Sequence[Region | Stage]) -> list[Tensor]:
+def _changing_buffers(parts: Sequence[Region | Stage]) -> list[Tensor]:
     """Return the buffers that a pass in training changes: running statistics, their counts, singular vectors."""
     regions = [part for part in parts if not isinstance(part, Stage)]
     buffers = [b for region in regions for block in region for b in block.buffers()]
     return [b for b in buffers if b.dim() > 0 or not b.is_floating_point()]
 
 
-def _twice(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the two contexts for `checkpoint`: of a pass and of its repetition.
+def _repeatable(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the two contexts that `checkpoint` needs: one for a pass, one for its repetition.
 
     The repetition starts from the buffers of the first pass, and restores the current ones afterwards.
     """

@@ -1,22 +1,19 @@
-"""The data of a run as training sees it: the `Data` protocol, its batches, and the score of a model over them."""
+"""What training asks of its data: the types of batches, losses and scores, and `Data`, the base of all data."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
-from normfree.train.engine.environment import Processes, Stop
+from normfree.train.engine.environment import Processes
 
 if TYPE_CHECKING:
     from normfree.train.text.generation import Bleu
@@ -32,27 +29,16 @@ They are the losses, the hits, and the number of labels.
 """
 
 
-def image_sums(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the summed cross-entropy, the hits and the number of images of a batch."""
-    images, labels = batch
-    logits = model(images).float()
-    loss = F.cross_entropy(logits, labels, reduction="sum").double()
-    hits = (logits.argmax(1) == labels).sum().double()
-    return torch.stack((loss, hits, loss.new_tensor(len(labels))))
-
-
-@contextmanager
-def explained_worker_end() -> Iterator[None]:
-    """Explain in one sentence that a worker was killed; torch raises its error wherever the main thread is."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise ValueError(
-            "expected the workers that read images to continue, but one of them was killed; free some memory or use "
-            "fewer workers, and resume the run if it has a folder"
-        ) from error
+_NOUNS = {  # the noun of each entry of a fingerprint, for error messages
+    "classes": "classes",
+    "input_shape": "shape of images",
+    "images": "number of training and test images",
+    "images_sha256": "images",
+    "contents_sha256": "contents of images",
+    "vocabulary": "vocabulary",
+    "vocabulary_sha256": "vocabulary",
+    "data_sha256": "data",
+}
 
 
 class Feed(Protocol):
@@ -104,17 +90,15 @@ class Inputs:
     unit: str
     per_step: float
     loss: Loss
-    sums: BatchSums = image_sums
+    sums: BatchSums
 
 
 class Data(ABC):
     """Data that a model can be trained on.
 
-    Args:
+    Attributes:
         name: The name of the data in a configuration.
         num_classes: The number of scores per image or token.
-
-    Attributes:
         kind: The kind of data, "images" or "text".
         unit: The unit of throughput, "images" or "tokens".
         linear_accuracy: The test accuracy of a linear classifier, for comparison; None if nobody measured it.
@@ -123,6 +107,8 @@ class Data(ABC):
         translates_test: Whether a run ends with a translation of test sentences.
     """
 
+    name: str
+    num_classes: int
     kind: str
     unit: str
     unused_settings: tuple[str, ...]
@@ -130,15 +116,12 @@ class Data(ABC):
     source_files: Mapping[str, Any] | None = None
     translates_test = False
 
-    def __init__(self, name: str, num_classes: int) -> None:
-        self.name, self.num_classes = name, num_classes
-
     def require_usable(self) -> None:  # noqa: B027
         """Raise `ValueError` if a model cannot be trained and tested on the data."""
 
     @abstractmethod
     def missing_validation(self, config: TrainConfig) -> str | None:
-        """Return what the data has in place of a validation part, and the remedy; None if it has one."""
+        """Return why the data has no validation part, and the remedy; None if it has one."""
 
     @abstractmethod
     def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
@@ -164,13 +147,29 @@ class Data(ABC):
     def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
         """Return the checkpoint entries that describe the data: enough to build the model and detect different data."""
 
+    def require_same(self, own: Mapping[str, Any], state: Mapping[str, Any], run: str | Path) -> None:
+        """Raise `ValueError` if a run was trained on other data.
+
+        Args:
+            own: The fingerprint of this data, or the part of it that has to agree.
+            state: The state of the run's checkpoint. Entries missing in it are not compared.
+            run: The folder of the run.
+        """
+        for key, value in own.items():
+            if state.get(key, value) != value:
+                raise ValueError(
+                    f"expected '{self.name}' to have the same {_NOUNS[key]} as the run in '{run}', but it differs; use "
+                    "the same data, or start another run"
+                )
+
     def translate_test(
         self, model: nn.Module, config: TrainConfig, progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[str], Bleu]:
         """Translate the test sentences; return the lines and their BLEU. Raises `ValueError` if there are none."""
         raise ValueError(f"expected pairs of sentences to translate, got '{self.name}'; see translates_test")
 
-    def write_files(self, folder: Path) -> None:  # noqa: B027
+    @abstractmethod
+    def write_files(self, folder: Path) -> None:
         """Write the files that a run's folder needs besides checkpoints."""
 
 
@@ -184,57 +183,3 @@ class Score(NamedTuple):
 
     loss: float
     accuracy: float
-
-
-class UntilSignal:
-    """Batches that end early, without an error, when a signal asks the run to stop; `signal` is then its number.
-
-    It is not an error because all processes have to take part in the reduction at the end of an evaluation.
-    """
-
-    def __init__(self, batches: Iterable[Any], stop: Stop) -> None:
-        self._batches, self._stop = batches, stop
-        self.signal = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._batches:
-            if self._stop.requested is not None:
-                self.signal = self._stop.requested
-                return
-            yield batch
-
-
-@torch.no_grad()
-def sum_scores(
-    model: nn.Module,
-    batches: Iterable[Any],
-    sums_of: BatchSums = image_sums,
-    forward: Callable[..., Tensor] | None = None,
-) -> Tensor:
-    """Score a model in evaluation mode; the mode of every module is restored.
-
-    Args:
-        model: The model.
-        batches: The batches; each label is counted once.
-        sums_of: The sums over one batch.
-        forward: The function to call in place of the model, if any.
-
-    Returns:
-        Three float64 sums over all batches, for `mean_score`: the losses, the hits, and the number of labels.
-    """
-    sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
-    with eval_mode(model):
-        for batch in batches:
-            sums += sums_of(model if forward is None else forward, batch)
-    return sums
-
-
-def mean_score(sums: Tensor) -> Score:
-    """Return the means over all labels; NaN if there are none."""
-    loss, hits, labels = sums.tolist()
-    return Score(loss / labels, hits / labels) if labels else Score(float("nan"), float("nan"))
-
-
-def score(model: nn.Module, batches: Iterable[Any], sums_of: BatchSums = image_sums) -> Score:
-    """Score a model on batches that this process has alone; see `sum_scores`."""
-    return mean_score(sum_scores(model, batches, sums_of))

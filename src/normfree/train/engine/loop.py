@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,9 @@ from normfree.data import ImageSet
 from normfree.files import explain_os_errors, write_text
 from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
-from normfree.train.data import require_same_data
+from normfree.train.data import UntilSignal
 from normfree.train.engine.environment import LaunchQueue, StopRequestedError, Throughput
-from normfree.train.engine.inputs import EvalBatches, Score, UntilSignal
+from normfree.train.engine.inputs import EvalBatches, Score
 from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.run import checkpoint
 from normfree.train.run.result import EventLog, RunResult, Snapshot, write_curves
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
 _POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device
-_DIVERGED = 255  # the number with which a process tells all others that the run diverged; above all signals
+_DIVERGED = 255  # a process sends this number to all others if the run diverged; above all signals
 _SAVE_SHARE = 0.1  # the largest share of the time spent on large checkpoints after epochs
 _SMALL_BYTES = 2**25  # a checkpoint of this size may be written after every epoch
 
@@ -182,7 +181,7 @@ class Trainer:
         stop.at_once = bool(config.compile)  # compiling the first step may take minutes
         while self.done < self.total:
             epoch, first = divmod(self.done, steps)
-            self.step.start_epoch(epoch, config.lr_factors(epoch, steps), first)
+            self.step.start_epoch(epoch, self.setup.lr_factors(epoch), first)
             if first == 0:
                 self.step.clear_metrics()
             for _ in range(first, steps):
@@ -233,7 +232,7 @@ class Trainer:
                 "epoch": epoch + 1,
                 "train_loss": loss,
                 "train_accuracy": accuracy,
-                "lr": self.config.lr * self.config.lr_factors(epoch, self.setup.epoch_steps)[-1],
+                "lr": self.config.lr * self.setup.lr_factors(epoch)[-1],
                 "seconds": round(self._seconds, 3),
                 f"{self.inputs.unit}_per_second": round(speed, 1),
             }
@@ -284,7 +283,7 @@ class Trainer:
         # The score of this very state, by which the best checkpoint is found.
         score = self.validation.accuracy if self.validation and self._scored_at == self.done else None
         plain = {"step": self.done, "seconds": self._seconds, "validation": validation, "score": score}
-        return tensors, {**plain, "config": self.config.to_toml(), **self._fingerprint}
+        return tensors, {**plain, "config": self.setup.config_text, **self._fingerprint}
 
     def _save(self) -> None:
         """Keep a copy of the state, and begin to write it as a checkpoint if the run has a folder."""
@@ -306,7 +305,10 @@ class Trainer:
     def _resume(self, folder: RunFolder) -> None:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is different or diverged."""
         begun_alone = {"graph"} if self.processes.world > 1 else set()  # a single process may have used a CUDA graph
-        accept = partial(require_same_data, self.data, self._fingerprint, folder.path)
+
+        def accept(state: Mapping[str, Any]) -> None:
+            self.data.require_same(self._fingerprint, state, folder.path)
+
         if (found := folder.resume(self.config, MAY_CHANGE | begun_alone, self.setup.epoch_steps, accept)) is None:
             return
         tensors, state = found
@@ -357,7 +359,7 @@ class Trainer:
     def _start(self, resume: bool) -> None:
         """Capture the step, write the configuration or resume, and give all processes the same state."""
         if self.config.graph:
-            self.step.start_epoch(0, self.config.lr_factors(0, self.setup.epoch_steps))
+            self.step.start_epoch(0, self.setup.lr_factors(0))
             self.step.capture()
         with self.processes.shared_errors():
             if self.folder is not None:
@@ -367,7 +369,7 @@ class Trainer:
                     self.folder.clear()  # of a run that never took a step, or that is to be overwritten
                 if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
                     self._events = EventLog(self.folder.place, done=self.done)
-                self.folder.write_config(self.config.to_toml(), self.setup.plan, source=self.config.model)
+                self.folder.write_config(self.setup.config_text, self.setup.plan, source=self.config.model)
                 self.data.write_files(self.folder.place)
         self._share_state()
         self._saved.append(self._state())

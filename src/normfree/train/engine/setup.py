@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normfree.data import ImageSet
 from normfree.errors import require_package
 from normfree.models import BaseModel
-from normfree.models.families import is_foreign
+from normfree.models.registry import is_foreign
 from normfree.nn.devices import device_of, require_memory
 from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
@@ -25,7 +25,7 @@ from normfree.optim import agc_parameters, param_groups
 from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import DEEP, TrainConfig
-from normfree.train.data import AS_BUILT, as_data, open_data
+from normfree.train.data import AS_BUILT, as_data, explained_worker_end, mean_score, open_data, sum_scores
 from normfree.train.engine.environment import (
     Processes,
     Stop,
@@ -36,9 +36,9 @@ from normfree.train.engine.environment import (
     torch_settings,
 )
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data, Score, explained_worker_end, mean_score, sum_scores
+from normfree.train.engine.inputs import Data, Score
 from normfree.train.engine.stages import StageChoice, choose_stages, every_module
-from normfree.train.engine.step import StepSettings, TrainStep
+from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -62,12 +62,13 @@ class TrainSetup:
         choice: StageChoice,
         device: torch.device,
         processes: Processes,
+        seed_generators: Callable[..., None],
     ) -> None:
         self.config, self.model, self.plan, self.data = config, model, plan, data
-        self.device, self.processes = device, processes
+        self.device, self.processes, self.seed_generators = device, processes, seed_generators
+        self.config_text, self._schedule = config.to_toml(), config.lr_schedule
         self.folder: RunFolder | None = None
         self.stop = Stop()
-        self.seed_generators: Callable[..., None] = lambda *_: None
         self.started = time.perf_counter()
         with ExitStack() as cleanup:
             originals: dict[str, Tensor] = {}
@@ -109,6 +110,11 @@ class TrainSetup:
         """The number of steps per epoch."""
         return self.inputs.feed.steps
 
+    def lr_factors(self, epoch: int) -> list[float]:
+        """Return the factor of the learning rates in each step of an epoch, counted from 0."""
+        steps, first = self.epoch_steps, epoch * self.epoch_steps
+        return [self._schedule.factor(first + i, steps, self.config.epochs) for i in range(steps)]
+
     def _forward_of(self, choice: StageChoice, **settings: Any) -> Forward:
         stages = {block: stage for stage in choice.stages for block in stage.blocks}
         return forward_of(self.model, stages=stages, **settings)
@@ -127,15 +133,8 @@ class TrainSetup:
                 eps=config.eps,
             ),
             self.inputs.feed,
-            StepSettings(
-                label_smoothing=config.label_smoothing,
-                accumulate=config.accumulate,
-                clip=config.clip,
-                clip_at=config.clip_at,
-                unclipped=classifier_parameters(self.model, self.plan) if config.clip == "agc" else (),
-                ema=config.ema,
-                loss_limit=config.loss_limit,
-            ),
+            config,
+            unclipped=classifier_parameters(self.model, self.plan) if config.clip == "agc" else (),
             loss=self.inputs.loss,
             reduce=self.processes.average_ if self.processes.world > 1 else None,
             stages=choice.stages,
@@ -183,13 +182,18 @@ def open_run(
         with processes.shared_errors():
             if folder is not None:
                 stack.enter_context(folder.hold(resume=resume, overwrite=overwrite))
-            seed_generators(config.seed)  # third-party models draw their initial weights from torch's generators
             prepared = prepare_training(
-                config, model=model, data=data, plan=plan, resume=resume, device=device, processes=processes
+                config,
+                model=model,
+                data=data,
+                plan=plan,
+                resume=resume,
+                device=device,
+                processes=processes,
+                seed_generators=seed_generators,
             )
             setup = stack.enter_context(prepared)
-        setup.folder = folder
-        setup.stop, setup.seed_generators, setup.started = stop, seed_generators, started
+        setup.folder, setup.stop, setup.started = folder, stop, started
         yield setup
 
 
@@ -218,14 +222,19 @@ def prepare_training(
     resume: bool,
     device: torch.device,
     processes: Processes,
+    seed_generators: Callable[..., None] = lambda *_: None,
 ) -> Iterator[TrainSetup]:
     """Open the data, build the model, check both, and yield the setup; it is released at the end of the `with` block.
+
+    `seed_generators` seeds torch's generators, from which third-party models draw their initial weights.
 
     Raises `ValueError` if the configuration, the model and the data do not fit together.
     """
     with collector_paused():
         opened = open_data(config) if data is None else as_data(data)
         opened.require_usable()
+        _require_room_for_batch(config, opened, device, processes.world)
+        seed_generators(config.seed)
         if plan is not None and model is None:
             raise ValueError("expected `plan` together with the converted model, got a plan alone; pass model= as well")
         trained, plan = opened.build_model(config) if model is None else (model, plan)
@@ -244,7 +253,7 @@ def prepare_training(
             remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
             raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
         images = config.batch_size // config.accumulate // processes.world
-        _require_room(trained, config, opened, device, processes.world)
+        _require_room_for_weights(trained, config, device)
         choice = choose_stages(trained, config, device, images)
         for stage in choice.stages:
             stage.prepare(device, images)
@@ -254,7 +263,7 @@ def prepare_training(
             config = config.with_changes(compile=False)  # compiling the rest of a deep network takes too long
     with torch_settings(device, config):
         with collector_paused():
-            setup = TrainSetup(config, trained, plan, opened, choice, device, processes)
+            setup = TrainSetup(config, trained, plan, opened, choice, device, processes, seed_generators)
         try:
             with objects_frozen():
                 yield setup
@@ -275,16 +284,20 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
 
 
-def _require_room(model: nn.Module, config: TrainConfig, data: Data, device: torch.device, world: int) -> None:
-    """Raise `ValueError` if the weights with their optimizer, or the images of a batch, do not fit into the memory."""
-    count = sum(parameter.numel() for parameter in model.parameters())
-    vectors = 2 + (1 if config.optimizer == "sgd" else 2) + bool(config.ema)  # weights, gradient, optimizer, average
-    remedy = "choose a smaller model, or another machine"
-    require_memory(f"the weights of '{config.model}' and their optimizer", 4 * count * vectors, remedy, device)
+def _require_room_for_batch(config: TrainConfig, data: Data, device: torch.device, world: int) -> None:
+    """Raise `ValueError` if the images of a batch do not fit into the memory."""
     if data.kind == "images":
         each = sum(x[0].nbytes for x in data.example(config, 1))
         batch = f"a batch of {config.batch_size:,} images"
         require_memory(batch, config.batch_size // world * each, "use a smaller batch_size", device)
+
+
+def _require_room_for_weights(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+    """Raise `ValueError` if the weights and their optimizer do not fit into the memory."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    vectors = 2 + (1 if config.optimizer == "sgd" else 2) + bool(config.ema)  # weights, gradient, optimizer, average
+    remedy = "choose a smaller model, or another machine"
+    require_memory(f"the weights of '{config.model}' and their optimizer", 4 * count * vectors, remedy, device)
 
 
 def _require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:

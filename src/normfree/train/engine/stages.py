@@ -274,7 +274,7 @@ def choose_stages(model: nn.Module, config: TrainConfig, device: torch.device, i
         reasons.append(f"the stage kernels run stages of residual blocks of images, and {model.name} has none")
     else:
         shared = _shared_parameters(model)
-        for blocks, channels, size in _runs(model):
+        for blocks, channels, size in _blocks_of_one_shape(model):
             try:
                 found.append((blocks, _read_blocks(blocks, channels, size, device, shared), channels, size))
             except NoStageError as error:
@@ -319,7 +319,7 @@ def _shared_parameters(model: nn.Module) -> set[int]:
     return shared
 
 
-def _runs(model: Network) -> Iterator[tuple[list[nn.Module], int, int]]:
+def _blocks_of_one_shape(model: Network) -> Iterator[tuple[list[nn.Module], int, int]]:
     """Iterate over the blocks between two changes of shape, with the channels and the side of their images."""
     x = _shape_after(model.stem, torch.empty((1, *model.input_shape), device="meta"))
     for part in model.body:

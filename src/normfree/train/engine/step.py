@@ -8,10 +8,9 @@ without the host.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,25 +21,13 @@ from normfree.nn.overlap import overlapping
 from normfree.nn.scalars import with_dimension
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights, UpdateRule
+from normfree.train.config import TrainConfig
 from normfree.train.engine.forward import Forward
 from normfree.train.engine.inputs import Feed, Loss, ShapedFeed
 from normfree.train.engine.stages import Stage
 
 _UPDATED = 2**22  # parameters that an update takes at a time, if it is not compiled
 _WARM_UP = 3  # steps before a capture: they compile, and let the libraries choose their kernels
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepSettings:
-    """The settings of a step besides its model, data and update rule."""
-
-    label_smoothing: float = 0.0
-    accumulate: int = 1
-    clip: Literal["none", "agc", "norm"] = "none"
-    clip_at: float = 0.01
-    unclipped: tuple[str, ...] = ()  # the classifier's parameters, which adaptive clipping leaves alone
-    ema: float = 0.0
-    loss_limit: float = 1e4
 
 
 def cross_entropy(logits: Tensor, batch: ImageBatch, label_smoothing: float = 0.0) -> Tensor:
@@ -125,7 +112,9 @@ class TrainStep:
         masters: The parameters and the gradient as vectors.
         rule: The update rule of the optimizer.
         feed: The training batches.
-        settings: All other settings.
+        config: The settings, of which the step reads `label_smoothing`, `accumulate`, `clip`, `clip_at`, `ema` and
+            `loss_limit`.
+        unclipped: The classifier's parameters, which adaptive clipping leaves alone.
         loss: The loss that is minimized.
         reduce: Averages a tensor over all processes in place; None for one process.
         stages: The stages that run by kernels, which read the fixed scalars again after a restoration.
@@ -139,18 +128,19 @@ class TrainStep:
         masters: MasterWeights,
         rule: UpdateRule,
         feed: Feed | ShapedFeed,
-        settings: StepSettings,
+        config: TrainConfig,
         *,
+        unclipped: Collection[str] = (),
         loss: Loss = image_loss,
         reduce: Callable[[Tensor], None] | None = None,
         stages: Sequence[Stage] = (),
         compile: bool = False,
     ) -> None:
-        self.model, self.masters, self.settings, self.rule = model, masters, settings, rule
+        self.model, self.masters, self.config, self.rule = model, masters, config, rule
         self._forward, self._loss, self._reduce, self._stages = forward, loss, reduce, stages
         self.feed: ShapedFeed = feed if isinstance(feed, ShapedFeed) else OneShapeFeed(feed, compile=compile)
         self._compiled, self._update = compile, torch.compile(rule.update_, dynamic=False) if compile else rule.update_
-        self._clipped = [name for name in masters.parameters if name not in settings.unclipped]
+        self._clipped = [name for name in masters.parameters if name not in unclipped]
         device = masters.values.device
         self.number = torch.zeros((), dtype=torch.int64, device=device)
         self.count = torch.zeros((), dtype=torch.float64, device=device)
@@ -159,7 +149,7 @@ class TrainStep:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.float64, device=device)
         self.memory = [torch.zeros_like(masters.values) for _ in range(rule.num_states)]
-        self.average = masters.values.clone() if settings.ema else None
+        self.average = masters.values.clone() if config.ema else None
         self._vectors = {"model": masters.values, **{f"memory{i}": vector for i, vector in enumerate(self.memory)}}
         if self.average is not None:
             self._vectors["average"] = self.average
@@ -194,19 +184,19 @@ class TrainStep:
 
     def _step(self, shape: int) -> None:
         """Train on the next batch, which has this shape: the whole step, as it runs on the device."""
-        masters, settings = self.masters, self.settings
+        masters, config = self.masters, self.config
         batch = self.feed.gather(shape, self.number)
 
         # Forward and backward; the gradient is collected in one vector.
         losses, shares = [], []
-        for i, part in enumerate(_micro_batches(batch, settings.accumulate)):
-            loss, accuracy = self._loss(self._forward, part, settings.label_smoothing)
-            loss = loss / settings.accumulate
+        for i, part in enumerate(_micro_batches(batch, config.accumulate)):
+            loss, accuracy = self._loss(self._forward, part, config.label_smoothing)
+            loss = loss / config.accumulate
             with overlapping(masters.values.device):
                 loss.backward()
             masters.gather_gradients_(add=i > 0)
             losses.append(loss.detach())
-            shares.append(accuracy / settings.accumulate)
+            shares.append(accuracy / config.accumulate)
         masters.unfold_gradients_()
         loss, accuracy = torch.stack(losses).sum(), torch.stack(shares).sum()
 
@@ -220,14 +210,14 @@ class TrainStep:
 
             # Whether the run is still alive; a dead one changes nothing below.
             finite = torch.isfinite(masters.gradient.sum()) & torch.isfinite(loss)
-            self.alive.logical_and_(finite & (loss <= settings.loss_limit))
+            self.alive.logical_and_(finite & (loss <= config.loss_limit))
             self.count.add_(self.alive)
 
-            if settings.clip == "agc":
+            if config.clip == "agc":
                 weights, names = masters.named(masters.values), self._clipped
-                clip_adaptively_([weights[n] for n in names], [masters.gradients[n] for n in names], settings.clip_at)
-            elif settings.clip == "norm":
-                clip_by_norm_([masters.gradient], settings.clip_at)
+                clip_adaptively_([weights[n] for n in names], [masters.gradients[n] for n in names], config.clip_at)
+            elif config.clip == "norm":
+                clip_by_norm_([masters.gradient], config.clip_at)
 
             factor = self.factors.take(self.number)  # indexing would read the number on the host
             for group in masters.groups:
@@ -244,7 +234,7 @@ class TrainStep:
 
             # ē' = d·ē + (1-d)·w with d = min(ema, (1+t)/(10+t)), so that the first steps lose their weight.
             if self.average is not None:
-                decay = torch.clamp((1 + self.count) / (10 + self.count), max=settings.ema).float()
+                decay = torch.clamp((1 + self.count) / (10 + self.count), max=config.ema).float()
                 updated = torch.lerp(masters.values, self.average, decay)
                 self.average.copy_(torch.where(self.alive, updated, self.average))
 

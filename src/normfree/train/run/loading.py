@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,17 @@ from normfree.conversion.saving import (
 from normfree.data.text.prepared_folder import VOCABULARY
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.models import build, find_family
-from normfree.models.families import is_foreign
+from normfree.models.registry import is_foreign
 from normfree.models.third_party import require_trusted
 from normfree.models.weight_files import SizeLimit
 from normfree.nn.devices import device_of
 from normfree.nn.scalars import with_dimension
 from normfree.nn.sequence import random_words
 from normfree.train.config import MAY_CHANGE, TrainConfig
-from normfree.train.data import is_text, open_data, require_same_data, with_data_dir
+from normfree.train.data import FOLDER, explained_worker_end, is_text, open_data, score
 from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
-from normfree.train.engine.inputs import Data, Score, explained_worker_end, score
+from normfree.train.engine.inputs import Data, Score
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.text.generation import Bleu
@@ -254,7 +255,7 @@ def evaluate(
         ValueError: If the folder holds no run, its checkpoint is damaged, its model is unknown, or its data is missing,
             has changed or has no test split.
     """
-    config, data = _open_run(run, data_dir)
+    config, data = _config_and_data(run, data_dir)
     place = device_of(device)
     model = load(run, device=str(place), trust=trust)
     dtype = apply_precision_(model, config.precision if place.type == "cuda" else "float32")
@@ -295,13 +296,20 @@ def evaluate_translation(
     """
     if not is_text(read_config(run).data):
         return None  # before any image is read
-    config, data = _open_run(run, data_dir)
+    config, data = _config_and_data(run, data_dir)
     if not data.translates_test:
         return None
     return data.translate_test(load(run, device=str(device_of(device))), config, progress)[1]
 
 
-def _open_run(run: str | Path, data_dir: str | None) -> tuple[TrainConfig, Data]:
+def with_data_dir(config: TrainConfig, folder: str) -> TrainConfig:
+    """Return the configuration for data that was moved to another folder."""
+    if is_text(config.data) or config.data.startswith(FOLDER):
+        return replace(config, data=f"{config.data.partition(':')[0]}:{folder}")
+    return replace(config, data_dir=folder)
+
+
+def _config_and_data(run: str | Path, data_dir: str | None) -> tuple[TrainConfig, Data]:
     """Return the configuration and the data of a run.
 
     Raises `ValueError` if the classes or tokens of the data are not those that the model learned.
@@ -310,5 +318,5 @@ def _open_run(run: str | Path, data_dir: str | None) -> tuple[TrainConfig, Data]
     if data_dir is not None:
         config = with_data_dir(config, data_dir)
     data, state = open_data(config), checkpoint.load_state(run)
-    require_same_data(data, data.label_fingerprint(), run, state)
+    data.require_same(data.label_fingerprint(), state, run)
     return config, data

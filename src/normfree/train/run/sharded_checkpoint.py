@@ -70,11 +70,11 @@ def _save(
     run: Path, model: nn.Module, state: Mapping[str, Any], optimizer: torch.optim.Optimizer | None, keep: int
 ) -> Path:
     tensors, plain = _parts(model, optimizer)
-    told = False
+    announced = False
 
     def write(folder: Path) -> dict[str, str]:
-        nonlocal told
-        told = _share(str(folder)) is not None
+        nonlocal announced
+        announced = _share(str(folder)) is not None
         _write(tensors, folder)
         return {path.name: Checksum.of(path).sha256 for path in sorted(folder.glob("*.safetensors"))}
 
@@ -87,7 +87,7 @@ def _save(
         try:
             return str(checkpoint.publish(run, {**state, "optimizer": plain}, write, keep=keep))
         finally:
-            if not told:
+            if not announced:
                 _share(None)  # the others do not write either
 
     return Path(_on_first(publish))
@@ -168,7 +168,7 @@ def _write(tensors: dict[str, Tensor], folder: Path) -> None:
     try:
         save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except CheckpointException as error:
-        if not dist.get_rank():  # the others hear of it
+        if not dist.get_rank():  # the others get its error
             raise ValueError(f"could not write the shards in '{folder}': {str(error).splitlines()[-1]}") from error
 
 

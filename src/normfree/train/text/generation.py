@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,7 @@ class Bleu(NamedTuple):
     signature: str
 
 
-def translate(
-    model: Transformer,
-    vocabulary: Vocabulary,
-    lines: Sequence[str],
-    *,
-    beam: int = 5,
-    length_penalty: float = 1.0,
-    longest: Longest = source_plus_50,
-    sentences: int = 128,
-    tokens: int = 8192,
-) -> list[str]:
+def translate(model: Transformer, vocabulary: Vocabulary, lines: Sequence[str], **options: Any) -> list[str]:
     """Translate lines by `beam_search`; line i of the result belongs to line i of the input.
 
     A blank line gives an empty line; the model is not called. A translation is always one line.
@@ -48,11 +38,7 @@ def translate(
         model: The Transformer.
         vocabulary: The vocabulary that it was trained with.
         lines: The lines to translate.
-        beam: The number of hypotheses per sentence.
-        length_penalty: The exponent of the length in the score.
-        longest: The maximum number of tokens of a translation.
-        sentences: The maximum number of sentences per batch.
-        tokens: The maximum number of source tokens per batch.
+        **options: Those of `translate_tokens`, such as the beam.
 
     Returns:
         The translations.
@@ -61,15 +47,8 @@ def translate(
         ValueError: If the vocabulary is not the model's, or sentencepiece is not installed.
     """
     require_vocabulary(model, vocabulary)
-    found = translate_tokens(
-        model,
-        [vocabulary.encode(line) if line.strip() else [] for line in lines],
-        beam=beam,
-        length_penalty=length_penalty,
-        longest=longest,
-        sentences=sentences,
-        tokens=tokens,
-    )
+    encoded = [vocabulary.encode(line) if line.strip() else [] for line in lines]
+    found = translate_tokens(model, encoded, **options)
     return [as_line(vocabulary, ids) for ids in found]
 
 
@@ -231,16 +210,7 @@ def continue_tokens(
     return seen[1 + len(start) :]
 
 
-def continue_line(
-    model: Decoder,
-    vocabulary: Vocabulary,
-    line: str,
-    *,
-    longest: int = 100,
-    temperature: float = 0.8,
-    window: int = 128,
-    generator: torch.Generator | None = None,
-) -> str:
+def continue_line(model: Decoder, vocabulary: Vocabulary, line: str, **options: Any) -> str:
     """Continue a line of text.
 
     The line itself is returned unchanged, not decoded from its tokens, because encoding
@@ -250,10 +220,7 @@ def continue_line(
         model: The decoder.
         vocabulary: The vocabulary that it was trained with.
         line: The beginning of the line.
-        longest: The maximum number of tokens to add.
-        temperature: The temperature; 0 takes the likeliest token.
-        window: The maximum number of tokens that the model reads.
-        generator: The source of random numbers; seed 0 if None.
+        **options: Those of `continue_tokens`, such as the temperature.
 
     Returns:
         The whole line.
@@ -263,7 +230,7 @@ def continue_line(
     """
     require_vocabulary(model, vocabulary)
     start = vocabulary.encode(line) if line.strip() else []
-    found = continue_tokens(model, start, longest=longest, temperature=temperature, window=window, generator=generator)
+    found = continue_tokens(model, start, **options)
     inside = bool(start) and not line[-1].isspace()
     return line + " ".join(vocabulary.decode(found, after=inside).splitlines())
 

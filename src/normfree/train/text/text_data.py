@@ -57,7 +57,7 @@ class TextData(Data):
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.is_pairs = len(prepared.manifest["sides"]) == 2
-        super().__init__(f"{PAIRS if self.is_pairs else TEXT}{prepared.folder}", prepared.vocabulary_size)
+        self.name, self.num_classes = f"{PAIRS if self.is_pairs else TEXT}{prepared.folder}", prepared.vocabulary_size
         self.translates_test = self.is_pairs and "test" in prepared.splits
         self.source_files = prepared.manifest["inputs"]
 

