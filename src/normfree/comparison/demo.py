@@ -51,7 +51,7 @@ class DemoSettings:
     signal_model: str = "wrn-1000-1"
     models: tuple[str, ...] = ("resmlp-1-64", "resmlp-4-64", "resmlp-24-64")
     epochs: int = 10
-    lrs: tuple[float, ...] = (0.1, 0.03)
+    lrs: tuple[float, ...] = (0.1, 0.01)
     seeds: tuple[int, ...] = (0, 1, 2)
     twins: tuple[str, str] = ("batchnorm", "fixup")
     batch_model: str = "resmlp-149-64"
@@ -260,7 +260,7 @@ def page(demo: Demo) -> Page:
             "gradient is clipped to norm 1, for all methods alike. A run has diverged when its loss is no longer a "
             "finite number; it then counts as chance.",
             "To repeat or vary this: normfree compare --recipe spirals -m fixup -m batchnorm --model resmlp-24-64 "
-            "--lr 0.1 --lr 0.03 --seeds 3. Every run with its configuration, metrics and checkpoint lies in runs/ "
+            "--lr 0.1 --lr 0.01 --seeds 3. Every run with its configuration, metrics and checkpoint lies in runs/ "
             "beside this page.",
         ),
     )

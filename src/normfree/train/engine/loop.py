@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -305,10 +306,7 @@ class Trainer:
     def _resume(self, folder: RunFolder) -> None:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is different or diverged."""
         begun_alone = {"graph"} if self.processes.world > 1 else set()  # a single process may have used a CUDA graph
-
-        def accept(state: Mapping[str, Any]) -> None:
-            self.data.require_same(self._fingerprint, state, folder.path)
-
+        accept = partial(self.data.require_same, self._fingerprint, run=folder.path)
         if (found := folder.resume(self.config, MAY_CHANGE | begun_alone, self.setup.epoch_steps, accept)) is None:
             return
         tensors, state = found
