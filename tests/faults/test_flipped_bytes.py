@@ -10,6 +10,7 @@ import logging
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,7 +156,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory, shards: dict[str, StoredFil
             "checksums of images": StoredFile(
                 picture.parent / CACHE, lambda: contents_digest(root / "images", [picture])
             ),
-            "comparison (comparison.json)": StoredFile(compared, lambda: read_comparison(compared)),
+            "comparison (comparison.json)": StoredFile(compared, lambda: asdict(read_comparison(compared))),
             "image of a run": StoredFile(picture, lambda: _same_images(root / "images", picture)),
         }
 
