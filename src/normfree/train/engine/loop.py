@@ -309,7 +309,7 @@ class Trainer:
         if found is None:
             return
         tensors, state = found
-        self.data.require_same(self._fingerprint, state, folder.path)
+        self.data.require_same(self._fingerprint, folder.path, state)
         self.step.restore_(tensors)
         self.done, self._earlier_seconds = state["step"], state["seconds"]
         if self.done < self.total and folder.status == "finished":
