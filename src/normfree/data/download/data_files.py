@@ -222,7 +222,7 @@ _ARRAY: dict[tuple[str, str], Any] = {
 
 
 def read_binary(path: Path, classes: int, *, label_bytes: int = 1) -> Split:
-    """Read records of CIFAR: label bytes, of which the last counts (CIFAR-100: coarse, fine), and the planes of an image.
+    """Read records of CIFAR: label bytes, of which the last counts (CIFAR-100: coarse, fine), and an image.
 
     Raises:
         ValueError: if the file does not hold whole records, or a label is outside the classes.
