@@ -38,10 +38,10 @@ def test_data_is_found_by_its_name(tmp_path: Path) -> None:
 def test_other_data_than_that_of_a_run_is_refused() -> None:
     data, other = as_data(tiny_images()), as_data(tiny_images(40))
     own = data.fingerprint(TrainConfig())
-    data.require_same(own, own, "runs/a")
-    data.require_same(own, {}, "runs/a")  # an older checkpoint says less
+    data.require_same(own, "runs/a", own)
+    data.require_same(own, "runs/a", {})  # an older checkpoint says less
     with pytest.raises(ValueError, match="to have the same number of training and test images as the run in 'runs/a'"):
-        data.require_same(own, other.fingerprint(TrainConfig()), "runs/a")
+        data.require_same(own, "runs/a", other.fingerprint(TrainConfig()))
 
 
 def inputs(data: ImageSet | Data, rank: int = 0, world: int = 1, **changes: Any) -> Inputs:

@@ -305,9 +305,10 @@ def requeue(number: int | None) -> bool:
 
 def _new_folder(config: TrainConfig) -> Path:
     """Return a folder in runs/ that does not exist yet, named after the main settings."""
-    method = config.method.replace(":", "-").replace("/", "over").replace("=", "").replace(",", "-").replace(" ", "-")
-    model = config.model.replace(":", "-")
-    base = Path("runs") / f"{model}-{method}-{config.data.partition(':')[0]}-seed{config.seed}"
+    from normfree.train.config import plain_name
+
+    words = f"{config.model}-{config.method}-{config.data.partition(':')[0]}-seed{config.seed}"
+    base = Path("runs") / plain_name(words)
     number = 1
     while (path := base if number == 1 else base.with_name(f"{base.name}-{number}")).exists():
         number += 1

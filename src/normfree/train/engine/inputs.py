@@ -147,13 +147,13 @@ class Data(ABC):
     def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
         """Return the checkpoint entries that describe the data: enough to build the model and detect different data."""
 
-    def require_same(self, own: Mapping[str, Any], state: Mapping[str, Any], run: str | Path) -> None:
+    def require_same(self, own: Mapping[str, Any], run: str | Path, state: Mapping[str, Any]) -> None:
         """Raise `ValueError` if a run was trained on other data.
 
         Args:
             own: The fingerprint of this data, or the part of it that has to agree.
-            state: The state of the run's checkpoint. Entries missing in it are not compared.
             run: The folder of the run.
+            state: The state of the run's checkpoint. Entries missing in it are not compared.
         """
         for key, value in own.items():
             if state.get(key, value) != value:

@@ -306,7 +306,7 @@ class Trainer:
     def _resume(self, folder: RunFolder) -> None:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is different or diverged."""
         begun_alone = {"graph"} if self.processes.world > 1 else set()  # a single process may have used a CUDA graph
-        accept = partial(self.data.require_same, self._fingerprint, run=folder.path)
+        accept = partial(self.data.require_same, self._fingerprint, folder.path)
         if (found := folder.resume(self.config, MAY_CHANGE | begun_alone, self.setup.epoch_steps, accept)) is None:
             return
         tensors, state = found

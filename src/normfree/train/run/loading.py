@@ -318,5 +318,5 @@ def _config_and_data(run: str | Path, data_dir: str | None) -> tuple[TrainConfig
     if data_dir is not None:
         config = with_data_dir(config, data_dir)
     data, state = open_data(config), checkpoint.load_state(run)
-    data.require_same(data.label_fingerprint(), state, run)
+    data.require_same(data.label_fingerprint(), run, state)
     return config, data
