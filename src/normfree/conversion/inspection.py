@@ -41,7 +41,8 @@ class Inspection:
         flow: The recorded flow.
         norms: The normalizers, each with its class.
         unknown_norms: The modules whose class is named like a normalizer but is not one that can be removed.
-        weight_read: The normalizers whose weight other code reads.
+        tensors_read: The normalizers of which other code reads a parameter or buffer, each with its name. A weight is
+            kept for that code, which usually reads its type.
         overwritten: The normalizers whose output is written to in place.
         several_inputs: The normalizers that are called with more than one tensor.
         functional_norms: The calls of normalizing functions outside of normalizers, by module and function.
@@ -57,7 +58,7 @@ class Inspection:
     flow: Flow
     norms: Mapping[str, str]
     unknown_norms: Mapping[str, str]
-    weight_read: Collection[str]
+    tensors_read: Mapping[str, str]
     overwritten: Collection[str]
     several_inputs: Collection[str]
     functional_norms: Sequence[tuple[str, str]]
@@ -84,6 +85,11 @@ class Inspection:
             f"{quoted(name)}: {self.norms[name]} is called with several tensors": "give what it does besides "
             "normalizing, such as gating, a module of its own"
             for name in self.several_inputs
+        }
+        found |= {
+            f"{quoted(name)}: other code reads its {tensor}": "call the normalizer there, which can be removed"
+            for name, tensor in self.tensors_read.items()
+            if tensor != "weight" and name in self.norms
         }
         found |= {
             f"{quoted(name)}: {type(model.get_submodule(name)).__name__} standardizes its weight, and does more than "
@@ -195,7 +201,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         flow=flow,
         norms={name: type(norm).__name__ for name, norm in norms.items()},
         unknown_norms=_unknown_norms(model),
-        weight_read=flow.weights_read,
+        tensors_read=flow.norm_tensors_read,
         overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
         several_inputs=[name for name in norms if name in flow.several_inputs],
         functional_norms=[(home, function) for home, function in flow.normalizing if home not in norms],

@@ -10,9 +10,14 @@ from typing import Any
 from torch import nn
 
 from normfree.graph.flow import Flow, Node
-from normfree.graph.observer import RECTIFIERS, SPLITS, VIEWS
+from normfree.graph.observer import RECTIFIERS, SPLITS, SUMS, VIEWS
 from normfree.graph.recorder import record
-from normfree.graph.residuals import PlainSums, ResidualSum, residual_sums, unbounded_inputs
+from normfree.graph.residuals import (
+    PlainSums,
+    ResidualSum,
+    residual_sums,
+    unbounded_inputs,
+)
 from normfree.nn.model_state import call_arguments
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
@@ -145,6 +150,7 @@ def _layer_reader(model: nn.Module, flow: Flow, plain: PlainSums) -> Layers:
                 tied=is_tied(weight.module, weight.parameter),
                 nonzero=node in nonzero,
                 share=plain.shares.get(node, 1),
+                modulates=_modulates(node),
             )
             for node in nodes
             for weight in node.weights
@@ -178,6 +184,25 @@ def _are_split(pieces: list[Node]) -> bool:
     """Whether one call, or one index for each, splits a tensor into these pieces."""
     names = {piece.function for piece in pieces}
     return len(names) == 1 and (names <= SPLITS or names <= {"select", "__getitem__"})
+
+
+def _modulates(layer: Node) -> bool:
+    """Whether one vector per sample, the layer's output, multiplies and shifts all positions of a signal, and no more.
+
+    Such a layer conditions a network on a time or a class. Its output goes straight to products and sums that are
+    larger than itself.
+    """
+    seen, stack, multiplies = {layer}, [layer], False
+    while stack:
+        node = stack.pop()
+        for user in node.users:
+            if len(user.inputs) == 1 and user.kind in ("scaling", "other"):
+                stack += [user] if user not in seen else []
+                seen.add(user)
+            elif prod(user.shape) <= prod(node.shape) or not (user.kind == "gate" or user.function in SUMS):
+                return False
+            multiplies = multiplies or user.kind == "gate"
+    return multiplies
 
 
 def _branch(
