@@ -373,7 +373,7 @@ def test_layer_with_a_single_weight_per_output_is_named(method: str, lack: str) 
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), depthwise, nn.BatchNorm2d(8), nn.Conv2d(8, 2, 6))
     text = refusal(model, method, torch.randn(4, 3, 8, 8))
     assert f"'2.weight' cannot become a {'standardized' if method == 'nf' else 'weight norm'} layer" in text
-    assert f"a single weight per output has no {lack}; 'lsuv:by=layer' converts it" in text
+    assert f"a single weight per output has no {lack}; 'dyt' converts it" in text
 
 
 # --- isograd on models that are no ResNets

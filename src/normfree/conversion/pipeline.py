@@ -32,14 +32,8 @@ from normfree.conversion.replacement import (
     reset_layer_scales_,
     scale_embeddings_,
 )
-from normfree.conversion.rescaling import WeightlessSum, rescaling_
-from normfree.conversion.scalar_placement import (
-    Obstacles,
-    Scalars,
-    add_scalars_,
-    place_scalars,
-    reparametrize_layers_,
-)
+from normfree.conversion.rescaling import rescaling_
+from normfree.conversion.scalar_placement import Placement, add_scalars_, place_scalars, reparametrize_layers_
 from normfree.conversion.verification import (
     PassResult,
     expected_growth,
@@ -58,8 +52,12 @@ from normfree.plan import ResidualPlan, remember_plan_
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
-_METHODS = ("fixup", "nf", "skipinit", "wn", "lsuv:by=layer", "dyt")  # those that a refusal tries, in this order
-_TRIED = 200_000_000  # parameters; a larger model is not copied to try other methods
+_METHODS = ("fixup", "nf", "skipinit", "wn", "dyt", "lsuv:by=layer")  # those that a refusal tries, in this order
+_TRIED = 200_000_000  # parameters; with a larger model, other methods are not tried
+
+
+class _UndoneError(Exception):
+    """The end of a trial: the conversion was possible."""
 
 
 class MethodError(ValueError):
@@ -169,11 +167,9 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
     layers = {record.name: model.get_submodule(record.name) for record in changes.removed}
     facts.standardized.update({n: plain_base(m) for n, m in layers.items() if isinstance(m, WEIGHT_LAYERS)})
     conversion = _Conversion(model, get(changes.method), example, facts)
-    conversion.weightless = ()  # their multipliers have their values already
     added = {record.name for record in changes.added}
-    conversion.scalars = {
-        (name, scalar): v for (name, scalar), v in conversion.scalars.items() if f"{name}.{scalar}" in added
-    }
+    scalars = {place: start for place, start in conversion.placed.scalars.items() if ".".join(place) in added}
+    conversion.placed = Placement(scalars, conversion.placed.obstacles)  # all multipliers have their values already
     _run_stages_(conversion, torch.Generator().manual_seed(0))
 
 
@@ -192,9 +188,8 @@ class _Conversion:
         notes: The notes on them.
         keeps_layers: Whether the method only replaces the normalizers, and leaves weights and sums as they are.
         values: The initial values of the method's scalars at each branch.
-        scalars: The scalars to add.
-        obstacles: The reasons why scalars cannot be added.
-        weightless: The sums that add a branch without weights.
+        placed: The scalars to add, and the reasons why others cannot be added.
+        trial: Whether only to find out if the conversion is possible.
     """
 
     model: nn.Module
@@ -207,26 +202,26 @@ class _Conversion:
     notes: list[str] = field(default_factory=list)
     keeps_layers: bool = False
     values: Sequence[Mapping[str, float]] = ()
-    scalars: Scalars = field(default_factory=dict)
-    obstacles: Obstacles = field(default_factory=dict)
-    weightless: Sequence[WeightlessSum] = ()
+    placed: Placement = field(default_factory=lambda: Placement({}, {}))
+    trial: bool = False
 
     def __post_init__(self) -> None:
         plan = self.facts.plan
         self.keeps_layers = self.method.norm is not None
         self.values = [self.method.rule.at(branch.position) for branch in plan.branches]
         if not self.keeps_layers:
-            placed = place_scalars(self.model, plan, self.method, self.values, self.facts.flow)
-            self.scalars, self.obstacles, self.weightless = placed
+            self.placed = place_scalars(self.model, plan, self.method, self.values, self.facts.flow)
 
 
 def _run_stages_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
-    """Stages 2 to 5. An error leaves the model as it was."""
+    """Stages 2 to 5. An error leaves the model as it was, and so does a trial, which ends in `_UndoneError`."""
     _refuse(conversion)
     with restored_on_error(conversion.model) as as_before:
         _replace_(conversion, generator)
         _initialize_(conversion, generator)
         _check_(conversion, as_before)
+        if conversion.trial:
+            raise _UndoneError
     changes = Changes(
         method=conversion.method.spec,
         removed=tuple(record for record in conversion.records if isinstance(record, Removed)),
@@ -242,23 +237,24 @@ def _run_stages_(conversion: _Conversion, generator: torch.Generator | None) -> 
 
 
 def _remedy(conversion: _Conversion) -> str:
-    """A remedy: standardized data, or a method that converts a copy of the model. Nothing for a large model."""
+    """A remedy: standardized data, or a method that converts the model. Nothing for a large model."""
     if remedy := raw_data(conversion.facts, conversion.example):
         return f"; {remedy}"
     if conversion.facts.parameters > _TRIED:
         return ""
     for name in _METHODS:
-        if get(name).spec == conversion.method.spec:
+        method = get(name)
+        unusable = method.needs_example and not isinstance(conversion.example, Tensor)
+        if method.spec == conversion.method.spec or unusable:
             continue
+        example = small_copy(conversion.example)
+        trial = replace(conversion, method=method, example=example, records=[], notes=[], trial=True)
         try:
-            trial = replace(conversion, method=get(name), example=small_copy(conversion.example), records=[], notes=[])
-            check_request(trial.model, trial.method, trial.example)
-            _refuse(trial)
-            trial.model = copy.deepcopy(conversion.model)
             _run_stages_(trial, torch.Generator().manual_seed(0))
-        except Exception:  # whatever copying the model raises
+        except _UndoneError:
+            return f"; '{name}' converts it"
+        except Exception:  # whatever the model's own code raises
             continue
-        return f"; '{name}' converts it"
     return "; none of the other methods that were tried converts it"
 
 
@@ -280,7 +276,7 @@ def _refuse(conversion: _Conversion) -> None:
         unclear = [name for name in facts.norms if channels_of(model.get_submodule(name)) is None]
         obstacles |= {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
     else:
-        obstacles |= conversion.obstacles
+        obstacles |= conversion.placed.obstacles
         kind = f"a {method.weight.replace('_', ' ')} layer"
         obstacles |= {
             f"'{path}' cannot become {kind}: {reason}": ""
@@ -311,7 +307,7 @@ def _replace_(conversion: _Conversion, generator: torch.Generator | None) -> Non
         conversion.records += make_plain_(model, facts.standardized)
         conversion.records += reparametrize_layers_(model, hidden, method)
         conversion.records += reset_layer_scales_(model, facts.plan)
-        conversion.records += add_scalars_(model, conversion.scalars)
+        conversion.records += add_scalars_(model, conversion.placed.scalars)
 
 
 @torch.no_grad()
@@ -341,7 +337,7 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
     if remaining:
         raise ValueError(f"expected a model without normalization, got {', '.join(remaining)} after the conversion")
     layers = bool(conversion.facts.norms) and not conversion.keeps_layers and not conversion.method.needs_example
-    with rescaling_(model, plan, conversion.weightless, layers=layers) as scales:
+    with rescaling_(model, plan, conversion.placed.weightless, layers=layers) as scales:
         out = _run(conversion)
     conversion.records = [*map(scales.with_value, conversion.records), *scales.rescaled]
     conversion.notes += scales.notes()
@@ -361,11 +357,8 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
 
     def learned(names: Collection[str]) -> Collection[str]:
         with as_before():
-            found = (
-                forward_and_backward(model, conversion.example, plan, conversion.facts.norms, watched=names).learning
-                or {}
-            )
-        return {name for name, learns in found.items() if learns}
+            result = forward_and_backward(model, conversion.example, plan, conversion.facts.norms, watched=names)
+        return [name for name, learns in (result.learning or {}).items() if learns]
 
     reasons, cautions = verify(
         model, conversion.example, plan, growth, conversion.before, learned, out, conversion.heads

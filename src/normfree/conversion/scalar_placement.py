@@ -56,7 +56,7 @@ class Placement(NamedTuple):
 
     scalars: Scalars
     obstacles: Obstacles
-    weightless: Sequence[WeightlessSum]
+    weightless: Sequence[WeightlessSum] = ()
 
 
 def place_scalars(
