@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import listed, quoted
-from normfree.graph.discovery import plan_from_flow, unaccounted
+from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.flow import Flow, Node, tensors_of
 from normfree.graph.observer import DIVISIONS, PRODUCTS
 from normfree.graph.recorder import record
@@ -49,6 +49,7 @@ class Inspection:
         inline_norms: The modules whose own code divides the signal by its scale.
         unaccounted: The weights that the plan does not list.
         parameters: The number of parameters.
+        weightless: The branches without weights.
         norm_like: The modules of unknown classes that behave like a normalizer, each with its class.
         standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
             extends, or None if that returns another shape.
@@ -65,6 +66,7 @@ class Inspection:
     inline_norms: Sequence[str]
     unaccounted: Sequence[str]
     parameters: int
+    weightless: Sequence[WeightlessBranch] = ()
     norm_like: dict[str, str] = field(default_factory=dict)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
 
@@ -208,6 +210,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         inline_norms=[home for home in inline if home not in norms],
         unaccounted=unaccounted(model, plan),
         parameters=sum(p.numel() for p in model.parameters()),
+        weightless=weightless_branches(flow, plan),
     )
 
 

@@ -210,7 +210,9 @@ class _Conversion:
         self.keeps_layers = self.method.norm is not None
         self.values = [self.method.rule.at(branch.position) for branch in plan.branches]
         if not self.keeps_layers:
-            self.placed = place_scalars(self.model, plan, self.method, self.values, self.facts.flow)
+            self.placed = place_scalars(
+                self.model, plan, self.method, self.values, self.facts.flow, self.facts.weightless
+            )
 
 
 def _run_stages_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -12,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Record, Rescaled, listed
-from normfree.graph.flow import Flow, Node
-from normfree.graph.observer import REDUCTIONS, SUBTRACTIONS, FunctionCall, Observer, operands_of
-from normfree.graph.residuals import latest_common_ancestor
+from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 
@@ -33,46 +30,6 @@ class WeightlessSum(NamedTuple):
     addition: int
     branch_first: bool
     holder: str | None
-
-
-def weightless_sums(flow: Flow, residual: Sequence[Node]) -> list[tuple[Node, Node, list[Node]]]:
-    """The sums x + f(x) on the residual stream whose f has no weights: the sum, f(x), and the steps all of f goes by.
-
-    A sum inside a branch is no such sum, since the scalars of its branch act on it.
-    """
-    inside: set[Node] = set()
-    for node in residual:
-        _, sides = latest_common_ancestor(node, {})
-        inside.update(*(side for side in sides if any(n.kind == "weight" for n in side)))
-    last = max((node.index for node in residual), default=-1)
-    found = []
-    for node in reversed(flow.nodes):  # a sum comes before those inside its branch
-        if node.ordinal < 0 or len(node.inputs) != 2 or node in residual or node in inside or node.index > last:
-            continue
-        ancestor, sides = latest_common_ancestor(node, {})
-        if ancestor is None or any(n.kind == "weight" for side in sides for n in side):
-            continue
-        straight = [all(n.kind == "scaling" for n in side) for side in sides]
-        end = node.inputs[1 if straight[0] else 0]
-        centres = end.function in REDUCTIONS and node.function in SUBTRACTIONS  # x - x.mean() does not grow
-        if straight[0] != straight[1] and not centres:
-            found.append((node, end, _dominators(end, ancestor)))
-            inside.update(*sides)
-    return found[::-1]
-
-
-def _dominators(end: Node, start: Node) -> list[Node]:
-    """The nodes that every path from `start` to `end` goes by, the last first, `end` included."""
-    found, seen, heap = [], {end}, [(-end.index, end)]
-    while heap:
-        _, node = heapq.heappop(heap)
-        if not heap:
-            found.append(node)
-        for source in node.inputs:
-            if source.index > start.index and source not in seen:
-                seen.add(source)
-                heapq.heappush(heap, (-source.index, source))
-    return found
 
 
 @dataclass
@@ -210,9 +167,8 @@ def rescaling_(
     own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
     found.skipped = [layer.path for layer in outside if layer not in own]
     handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in own]
-    scaling = _WeightlessScaling(model, weightless, found)
     try:
-        with scaling.following(modules if weightless else {}):
+        with _WeightlessScaling(model, weightless, found).following(modules) if weightless else nullcontext():
             yield found
     finally:
         for handle in handles:

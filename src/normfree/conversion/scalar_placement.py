@@ -16,7 +16,8 @@ from typing import NamedTuple
 from torch import nn
 
 from normfree.conversion.changes import Added, quoted
-from normfree.conversion.rescaling import WeightlessSum, weightless_sums
+from normfree.conversion.rescaling import WeightlessSum
+from normfree.graph.discovery import WeightlessBranch
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ADDITIONS, RECTIFIERS
 from normfree.methods import Method
@@ -60,7 +61,12 @@ class Placement(NamedTuple):
 
 
 def place_scalars(
-    model: nn.Module, plan: ResidualPlan, method: Method, values: Sequence[Mapping[str, float]], flow: Flow
+    model: nn.Module,
+    plan: ResidualPlan,
+    method: Method,
+    values: Sequence[Mapping[str, float]],
+    flow: Flow,
+    branches: Iterable[WeightlessBranch] = (),
 ) -> Placement:
     """Find a module for every scalar that a method wants.
 
@@ -71,6 +77,7 @@ def place_scalars(
         values: The initial values of the method's scalars at each branch.
         flow: The recorded flow of the model. A layer whose weight is used without a call (the projections of an
             attention) is scaled through the module that uses it.
+        branches: The branches without weights.
 
     Returns:
         The scalars and where they have no place.
@@ -80,7 +87,7 @@ def place_scalars(
     """
     placing = _Placing(model, plan, method, flow)
     placing.place(values)
-    weightless = placing.place_weightless() if method.kind == "norm-free" else []
+    weightless = placing.place_weightless(branches) if method.kind == "norm-free" else []
     return Placement(placing.scalars, placing.obstacles, weightless)
 
 
@@ -97,7 +104,7 @@ def reparametrize_layers_(model: nn.Module, hidden: Iterable[Layer], method: Met
     """Give every hidden layer the method's kind of weight, and a bias if the method's layers have one."""
     modules = dict(model.named_modules())
     added = []
-    for layer in {layer.path: layer for layer in hidden}.values():
+    for layer in {(layer.name, layer.parameter): layer for layer in hidden}.values():
         module = modules[layer.name]
         if method.weight != "plain":
             reparametrize_(module, method.weight, transposed=layer.transposed)
@@ -145,20 +152,15 @@ class _Placing:
             if self.calls[layer.name] and not self._is_lookup(layer.name):  # a tied one is used without a call
                 self._place_at(layer, "shift", 0.0, True)
 
-    def place_weightless(self) -> list[WeightlessSum]:
+    def place_weightless(self, branches: Iterable[WeightlessBranch]) -> list[WeightlessSum]:
         """Place a multiplier at each branch without weights. Its value follows when the model runs."""
         found = []
-        for node, end, dominators in weightless_sums(self.flow, self._residual_nodes()):
-            holder = next(filter(self._can_hold, (name for n in dominators for name in self._names(n))), None)
+        for node, end, steps in branches:
+            holder = next(filter(self._can_hold, (name for step in steps for name in self._names(step))), None)
             if holder is not None and (holder, "beta") not in self.scalars:
                 self._add(holder, "beta", 1.0, self.method.rule.beta.learnable)
             found.append(WeightlessSum(node.home, node.ordinal, node.first_operand is end, holder))
         return found
-
-    def _residual_nodes(self) -> list[Node]:
-        """The residual sums of the plan."""
-        places = [(branch.home, branch.addition) for branch in self.plan.branches]
-        return [node for place in places for node in self.additions.get(place, [])]
 
     def _names(self, node: Node) -> list[str]:
         """The modules that return a node, the innermost first."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from normfree.graph.flow import Flow, Node
-from normfree.graph.observer import RECTIFIERS, SPLITS, SUMS, VIEWS
+from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, SUMS, VIEWS
 from normfree.graph.recorder import record
 from normfree.graph.residuals import (
     PlainSums,
     ResidualSum,
+    latest_common_ancestor,
     residual_sums,
     unbounded_inputs,
 )
@@ -125,6 +127,59 @@ def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
         for name, parameter in model.named_parameters()
         if parameter.dim() >= 2 and id(parameter) not in known and name not in plan.aside
     )
+
+
+class WeightlessBranch(NamedTuple):
+    """A branch f without weights, such as pooling, that is added to the residual stream: x + f(x).
+
+    `end` is the operand f(x) of the addition. `steps` are the steps that all of f(x) goes by, the last first.
+    """
+
+    addition: Node
+    end: Node
+    steps: Sequence[Node]
+
+
+def weightless_branches(flow: Flow, plan: ResidualPlan) -> list[WeightlessBranch]:
+    """The branches without weights of a network with residual branches.
+
+    A sum inside a branch is no such sum, since the scalars of its branch act on it.
+    """
+    places = {(branch.home, branch.addition) for branch in plan.branches}
+    residual = {node for node in flow.nodes if (node.home, node.ordinal) in places}
+    inside: set[Node] = set()
+    for node in residual:
+        _, sides = latest_common_ancestor(node, {})
+        inside.update(*(side for side in sides if any(n.kind == "weight" for n in side)))
+    last = max((node.index for node in residual), default=-1)
+    found = []
+    for node in reversed(flow.nodes):  # a sum comes before those inside its branch
+        if node.ordinal < 0 or len(node.inputs) != 2 or node in residual or node in inside or node.index > last:
+            continue
+        ancestor, sides = latest_common_ancestor(node, {})
+        if ancestor is None or any(n.kind == "weight" for side in sides for n in side):
+            continue
+        straight = [all(n.kind == "scaling" for n in side) for side in sides]
+        end = node.inputs[1 if straight[0] else 0]
+        centres = end.function in REDUCTIONS and node.function in SUBTRACTIONS  # x - x.mean() does not grow
+        if straight[0] != straight[1] and not centres:
+            found.append(WeightlessBranch(node, end, _dominators(end, ancestor)))
+            inside.update(*sides)
+    return found[::-1]
+
+
+def _dominators(end: Node, start: Node) -> list[Node]:
+    """The nodes that every path from `start` to `end` goes by, the last first, `end` included."""
+    found, seen, heap = [], {end}, [(-end.index, end)]
+    while heap:
+        _, node = heapq.heappop(heap)
+        if not heap:
+            found.append(node)
+        for source in node.inputs:
+            if source.index > start.index and source not in seen:
+                seen.add(source)
+                heapq.heappush(heap, (-source.index, source))
+    return found
 
 
 def _layer_reader(model: nn.Module, flow: Flow, plain: PlainSums) -> Layers:
