@@ -202,6 +202,35 @@ def test_branch_without_weights_and_without_a_module_is_refused_with_a_remedy_th
     assert rms(model(x)) < 3
 
 
+class Quantized(Mixing):
+    """A straight-through estimator: the rounded signal, with the gradient of the signal itself."""
+
+    def add(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return y + ((4 * y).round() / 4 - y).detach()
+
+
+class Codebook(Mixing):
+    """The nearest vector of a codebook, as in a VQ-VAE."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(mix)
+        self.codes = nn.Embedding(32, WIDTH)
+
+    def add(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        nearest = torch.cdist(y, self.codes.weight.expand(len(y), -1, -1)).argmin(-1)
+        return y + (self.codes(nearest) - y).detach()
+
+
+@pytest.mark.parametrize("block", [Quantized, Codebook])
+def test_straight_through_estimator_gets_no_multiplier(block: type[Mixing]) -> None:
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    _, plan = nf.convert(network(block, shift), "skipinit", x)
+    names = {record.name for record in plan.changes.added}
+    assert names == {f"{i}.layers.2.beta" for i in range(1, 1 + BLOCKS)}
+
+
 class Adaptive(nn.Module):
     """Adaptive layer norm, as in diffusion Transformers: one layer shifts, scales and gates two branches."""
 

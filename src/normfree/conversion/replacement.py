@@ -106,7 +106,8 @@ def _replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copi
     parts: list[nn.Module] = []
     if tanh is not None:
         size, dim = channels_of(norm) or (1, -1)
-        parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(_tensor_of(norm)))
+        held = [t for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()]
+        parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(held[0] if held else torch.empty(0)))
     elif keep_weight:
         parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
     elif copied:
@@ -115,11 +116,6 @@ def _replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copi
     parts += [part for part in fused if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
     out = nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else nn.Identity()
     return out.train(norm.training)
-
-
-def _tensor_of(norm: nn.Module) -> Tensor:
-    """A tensor whose device and type the replacement takes."""
-    return next((t for t in [*norm.parameters(), *norm.buffers()] if t.is_floating_point()), torch.empty(0))
 
 
 def _classes(module: nn.Module) -> str:
@@ -195,11 +191,8 @@ def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Flow) -> list[str
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
 
-    def is_vector(token: Tensor | None) -> bool:
-        return token is not None and token.dim() >= 2 and token.shape[-1] == width
-
-    vectors = [name for name in plan.aside if is_vector(parameters.get(name))]
-    return [name for name in vectors if "joined" in flow.weights.uses[name]]
+    joined = [name for name in plan.aside if name in parameters and "joined" in flow.weights.uses[name]]
+    return [name for name in joined if parameters[name].dim() >= 2 and parameters[name].shape[-1] == width]
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -29,6 +30,10 @@ Layers = Callable[..., tuple[Layer, ...]]
 # A layer that starts at 0 inside a branch that starts at 0 learns a step later, by a gradient as small as that step.
 # At more levels it would hardly learn.
 _LEVELS = 2
+
+
+# A sum with one of these is meant exactly: x + (q - x).detach() is q, with the gradient of x.
+_EXACT = frozenset({"detach", "embedding"})
 
 
 def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
@@ -82,9 +87,9 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
         stem, closing = closing[:1], closing[1:]
     nonzero = {n for n in closing if any(n_.function in RECTIFIERS or n_.divides_itself for n_ in _after(n))}
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
-    return ResidualPlan(
-        branches, layers(stem, gates), layers(body, gates), _once(layers(closing, gates, nonzero)), aside
-    )
+    # Each output layer once: a detector's runs at every resolution.
+    heads_once = {layer.path: layer for layer in layers(closing, gates, nonzero)}
+    return ResidualPlan(branches, layers(stem, gates), layers(body, gates), tuple(heads_once.values()), aside)
 
 
 def _after(node: Node) -> Iterator[Node]:
@@ -96,11 +101,6 @@ def _after(node: Node) -> Iterator[Node]:
                 seen.add(user)
                 stack.append(user)
                 yield user
-
-
-def _once(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Each output layer once: a detector's runs at every resolution."""
-    return tuple({layer.path: layer for layer in layers}.values())
 
 
 def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def weightless_branches(flow: Flow, plan: ResidualPlan) -> list[WeightlessBranch
         if node.ordinal < 0 or len(node.inputs) != 2 or node in residual or node in inside or node.index > last:
             continue
         ancestor, sides = latest_common_ancestor(node, {})
-        if ancestor is None or any(n.kind == "weight" for side in sides for n in side):
+        if ancestor is None or any(n.kind == "weight" or n.discrete or n.function in _EXACT for n in chain(*sides)):
             continue
         straight = [all(n.kind == "scaling" for n in side) for side in sides]
         end = node.inputs[1 if straight[0] else 0]
@@ -350,17 +350,13 @@ def _stages(sums: Sequence[ResidualSum]) -> list[int]:
     sizes: list[int] = []
     previous: ResidualSum | None = None
     for s in sums:
-        if previous and _resolution(previous, s) == _resolution(s, previous) and _follows(s.node, previous.node):
+        alike = previous is not None and _resolution(previous, s) == _resolution(s, previous)
+        if previous and alike and any(previous.node in n.inputs for n in _between(previous.node, s.node)):
             sizes[-1] += 1
         else:
             sizes.append(1)
         previous = s
     return sizes
-
-
-def _follows(node: Node, earlier: Node) -> bool:
-    """Whether a node depends on an earlier one."""
-    return any(earlier in between.inputs for between in _between(earlier, node))
 
 
 def _between(start: Node, end: Node) -> set[Node]:

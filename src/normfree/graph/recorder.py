@@ -336,14 +336,10 @@ def _is_activation(module: nn.Module) -> bool:
 
 def _name_in_flow(name: str, args: Any, kwargs: Any) -> str:
     """The name of a call's node; 'select' or 'weighted_add' where the arguments change the function's meaning."""
-    if name == "__getitem__" and _has_number(args[1]):
-        return "select"
+    index = args[1] if name == "__getitem__" else ()
+    if any(isinstance(part, int) for part in (index if isinstance(index, tuple) else (index,))):
+        return "select"  # one entry of a dimension, so that the dimension is removed
     return "weighted_add" if name in SUMS and kwargs.get("alpha", 1) != 1 else name  # x + alpha · f
-
-
-def _has_number(index: Any) -> bool:
-    """Whether an index picks one entry of a dimension, and so removes the dimension."""
-    return any(isinstance(part, int) for part in (index if isinstance(index, tuple) else (index,)))
 
 
 def _module_kind(module: nn.Module) -> NodeKind:
