@@ -812,3 +812,29 @@ def test_layer_in_several_places_is_reparametrized_once() -> None:
     converted, _ = nf.convert(Unrolled(), "wn", X)
     assert type(converted.own).__name__ == "WeightNormLinear"
     assert moving(Unrolled(), X) & {name for name, _ in converted.named_parameters()} <= moving(converted, X)
+
+
+class StepByStep(Block):
+    """A recurrence by hand in the branch, which reads a layer's output at each step; `unbound` by one call."""
+
+    def __init__(self, unbound: bool = False) -> None:
+        super().__init__()
+        self.unbound = unbound
+
+    def branch(self, x: Tensor) -> Tensor:
+        keys = self.first(self.norm(x))
+        steps = keys.unbind(1) if self.unbound else [keys[:, t] for t in range(keys.shape[1])]
+        state, states = torch.zeros_like(steps[0]), []
+        for step in steps:
+            state = 0.5 * state + torch.tanh(step)
+            states.append(state)
+        return self.second(torch.stack(states, 1))
+
+
+@pytest.mark.parametrize("unbound", [False, True])
+def test_layer_that_is_read_step_by_step_is_one_matrix(unbound: bool) -> None:
+    example = torch.randn(6, 5, 8)
+    model = sequential(lambda: StepByStep(unbound))
+    converted, plan = nf.convert(model, "fixup", example)
+    assert [layer.parts for branch in plan.branches for layer in branch.layers] == [1] * 6
+    assert moving(model, example) & {name for name, _ in converted.named_parameters()} <= moving(converted, example)

@@ -232,7 +232,8 @@ def _fused_parts(layer: Node) -> int:
     if node is not layer:
         return 1 if pieces[0].function == "__getitem__" else len(pieces)  # halves of each head, for rotary embeddings
     outputs = 1 if layer.weights[0].convolution else len(node.shape) - 1
-    return 1 if node.shape[outputs] == pieces[0].shape[outputs] else len(pieces)
+    by_step = len(pieces[0].shape) < len(node.shape)  # y[:, t] for each t, as a recurrence by hand reads it
+    return 1 if by_step or node.shape[outputs] == pieces[0].shape[outputs] else len(pieces)
 
 
 def _are_split(pieces: list[Node]) -> bool:
