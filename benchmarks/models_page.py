@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,22 @@ HIGH = 3.0  # a first loss above this many times the original's and a guess's is
 LEARNED = 0.9  # a model learns if its loss falls below this part of the first
 
 
+def _commits(rows: Sequence[dict[str, Any]]) -> str:
+    """The commits that made the rows, the most first, each with its number of rows."""
+    counts = Counter(row["commit"][:12] for row in rows)
+    return ", ".join(f"{commit} ({count} rows)" for commit, count in counts.most_common())
+
+
 def stuck_parameters(row: dict[str, Any], original: dict[str, Any]) -> list[str]:
     """Return the parameters that have not moved although they move in the original.
 
-    A scalar that conversion has added may stay, if a parameter of the same module stays in the original.
+    A scalar that conversion has added may stay, if a parameter of the same module stays in the original, or one of the
+    module around it, as the layer scale of a branch that is 0: a pool of single pixels, minus its input.
     """
     unmoved = original.get("unmoved", ())
     modules = {name.rpartition(".")[0] for name in unmoved}
-    may_stay = {*unmoved, *(name for name in row.get("added", ()) if name.rpartition(".")[0] in modules)}
+    homes = {name: name.rpartition(".")[0] for name in row.get("added", ())}
+    may_stay = {*unmoved, *(name for name, home in homes.items() if {home, home.rpartition(".")[0]} & modules)}
     return [name for name in row["unmoved"] if name not in may_stay]
 
 
@@ -91,7 +100,7 @@ def page(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         "",
         f"Made by `{origin['command']}` with "
         + ", ".join(f"{name} {number}" for name, number in origin["versions"].items())
-        + f" at commit {', '.join(sorted({row['commit'][:12] for row in rows}))}.",
+        + f" at commit {_commits(rows)}; the [stored rows](../results/benchmarks/conversion.json) name theirs.",
         "",
         "| model | method | branches | norms removed | signal | rate | first loss "
         f"| after {STEPS} steps | unmoved | result |",

@@ -60,6 +60,8 @@ class Layer:
         nonzero: Whether the layer would never learn, or divide 0 by 0, if its weight were 0: an activation or a
             division by its own norm lies between it and the sum or the network's output.
         share: The number of parallel paths that are added to its output and form one layer with it, itself included.
+        modulates: Whether its output only multiplies and shifts signals that do not come from it, as in adaptive layer
+            norm.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Layer:
     tied: bool = False
     nonzero: bool = False
     share: int = 1
+    modulates: bool = False
 
     @property
     def path(self) -> str:

@@ -1,6 +1,7 @@
 """Conversion of third-party models: branches are found, normalizers removed, and the result trains."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import normfree
 from foreign_models import CASES, METHODS, REFUSED, Case
 from normfree.conversion import convert
 from normfree.conversion.inspection import find_norms
+from normfree.models.third_party import create_model
 
 # All pairs of small models, and a few larger ones; the rest is marked slow.
 SMALL = ("bert", "gpt2", "vit", "t5", "llama")
@@ -105,6 +107,51 @@ def test_resnet50_is_converted_in_seconds() -> None:
     assert time.perf_counter() - begun < 5
     assert plan.stage_sizes == (3, 4, 6, 3)
     assert {b.depth for b in plan.branches} == {3}
+
+
+def seconds(function: Callable[[], object], times: int) -> float:
+    """The median time of a call on the processor, which other processes hardly change."""
+    found = []
+    for _ in range(times):
+        began = time.process_time()
+        function()
+        found.append(time.process_time() - began)
+    return sorted(found)[times // 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "refused"),
+    [
+        ("torchvision:resnet50", "fixup", False),
+        ("torchvision:resnet50", "nf", False),
+        ("torchvision:efficientnet_b0", "fixup", False),
+        ("torchvision:efficientnet_b0", "nf", False),
+        ("torchvision:densenet121", "fixup", True),
+        ("timm:mobileone_s0", "fixup", True),
+        ("timm:repvit_m0_9", "nf", True),
+    ],
+)
+def test_two_images_are_converted_or_refused_in_fifteen_forward_passes(name: str, method: str, refused: bool) -> None:
+    """A forward pass is that of the original in training mode; all run on one thread, in one run."""
+    torch.manual_seed(0)
+    model, x = create_model(name).train(), torch.randn(2, 3, 128, 128)
+    threads = torch.get_num_threads()
+
+    def attempt() -> bool:
+        try:
+            convert(model, method, x)
+        except ValueError:
+            return True
+        return False
+
+    try:
+        torch.set_num_threads(1)
+        assert attempt() is refused
+        forward = seconds(lambda: model(x), 7)
+        cost = seconds(attempt, 3) / forward
+    finally:
+        torch.set_num_threads(threads)
+    assert cost < 15
 
 
 @pytest.mark.slow

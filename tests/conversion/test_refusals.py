@@ -321,3 +321,96 @@ def test_an_example_of_zeros_is_named_or_noted() -> None:
     assert any("all values of the example are the same" in note for note in plan.changes.notes)
     _, plan = nf.convert(convolutions, "nf", torch.randn(images.shape, generator=torch.Generator().manual_seed(1)))
     assert not any("all values" in note for note in plan.changes.notes)
+
+
+# --- normalizers that other code looks into
+
+
+class ByHand(nn.Module):
+    """Standardizes by the statistics of a batch norm that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.BatchNorm1d(D), nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x - self.norm.running_mean) / (self.norm.running_var + self.norm.eps).sqrt()
+        return x + self.second(F.relu(self.first(y)))
+
+
+class Added(ByHand):
+    """Calls the normalizer, and adds its bias elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(self.norm(x)) + self.norm.bias))
+
+
+class Typed(ByHand):
+    """Reads only the type of the normalizer's weight, as libraries do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(self.norm(x.to(self.norm.weight.dtype)))))
+
+
+@pytest.mark.parametrize(("block", "tensor"), [(ByHand, "running_var"), (Added, "bias")])
+@pytest.mark.parametrize("method", ["fixup", "dyt"])
+def test_normalizer_whose_tensors_other_code_reads_is_named(block: type[nn.Module], tensor: str, method: str) -> None:
+    text = refusal(nn.Sequential(nn.Linear(D, D), block(), block(), nn.Linear(D, 5)), method, X)
+    assert f"'1.norm' (and 1 more): other code reads its {tensor}; call the normalizer there" in text
+
+
+def test_normalizer_whose_weight_tells_the_type_is_removed() -> None:
+    model, _ = nf.convert(nn.Sequential(nn.Linear(D, D), Typed(), nn.Linear(D, 5)), "fixup", X)
+    assert type(model[1].norm).__name__ == "RemovedNorm"
+
+
+# --- a single weight per output
+
+
+@pytest.mark.parametrize(("method", "lack"), [("nf", "variance to standardize"), ("wn", "direction to learn")])
+def test_layer_with_a_single_weight_per_output_is_named(method: str, lack: str) -> None:
+    depthwise = nn.Conv2d(8, 8, 1, groups=8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), depthwise, nn.BatchNorm2d(8), nn.Conv2d(8, 2, 6))
+    text = refusal(model, method, torch.randn(4, 3, 8, 8))
+    assert f"'2.weight' cannot become a {'standardized' if method == 'nf' else 'weight norm'} layer" in text
+    assert f"a single weight per output has no {lack}; 'dyt' converts it" in text
+
+
+# --- isograd on models that are no ResNets
+
+
+def test_isograd_says_why_it_needs_images() -> None:
+    model = nn.Sequential(nn.Embedding(9, D), Block(), nn.Linear(D, 5))
+    text = refusal(model, "isograd", torch.randint(9, (12,)))
+    assert "isograd is meant for ResNets, and expects a batch of images, got values of type torch.int64" in text
+
+
+class Indexed(nn.Module):
+    """Looks at values, and so does not run without them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[(x.sum(1) > -100).nonzero()[:, 0]]
+
+
+def test_isograd_says_that_a_model_needs_values() -> None:
+    text = refusal(network(Indexed()), "isograd", X)
+    assert "isograd is meant for ResNets, and reads the resolution of each layer from a pass without values" in text
+    assert text.endswith("'fixup' converts it")
+
+
+# --- a normalizer of the model's own
+
+
+class OwnRMSNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale
+
+
+def test_channels_of_an_own_normalizer_come_from_its_only_vector() -> None:
+    model, plan = nf.convert(network(norm=OwnRMSNorm), "dyt", X)
+    assert len(plan.changes.removed) == 2
+    assert model[1].norm.weight.shape == (D,)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import normfree as nf
 from normed_blocks import X, network
@@ -726,3 +727,114 @@ def test_model_that_cannot_be_changed_is_refused_in_one_sentence(build: Callable
     for convert in (nf.convert, nf.convert_):
         with pytest.raises(ValueError, match=message):
             convert(build(), "fixup", X)
+
+
+class Checkpointed(Block):
+    """Runs its branch again in the backward pass."""
+
+    def branch(self, x: Tensor) -> Tensor:
+        return checkpoint(super().branch, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "nf"])
+def test_checkpointed_blocks_learn(method: str) -> None:
+    torch.manual_seed(0)
+    model = sequential(Checkpointed)
+    converted, _ = nf.convert(model, method, X)
+    assert moving(model, X) & {name for name, _ in converted.named_parameters()} <= moving(converted, X)
+
+
+class Pyramid(nn.Module):
+    """A pyramid's nodes: each adds the outputs of the two nodes before it, so that zeros add up to zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Linear(8, D), nn.LayerNorm(D), nn.Linear(D, 5)
+        self.nodes = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x))
+        y = self.nodes[0](x)
+        for node in self.nodes[1:]:
+            x, y = y, node(F.silu(x + y))
+        return self.head(y)
+
+
+def test_output_layer_of_zeros_that_reads_zeros_is_refused() -> None:
+    """Fixup sets the head to 0, which learns first; behind nodes of zeros it cannot, and so nothing does."""
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=r"would never learn: it starts at zero.*; 'nf' converts it"):
+        nf.convert(Pyramid(), "fixup", X)
+    converted, _ = nf.convert(Pyramid(), "nf", X)
+    assert moving(Pyramid(), X) & {name for name, _ in converted.named_parameters()} <= moving(converted, X)
+
+
+class Streams(nn.Module):
+    """Two streams that an identity matrix mixes (hyper-connections); `turned` swaps the operands of the product."""
+
+    def __init__(self, turned: bool = False) -> None:
+        super().__init__()
+        self.mix, self.turned = nn.Parameter(torch.eye(2)), turned
+        self.norm, self.first, self.second = nn.LayerNorm(D), nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = (x.mT @ self.mix).mT if self.turned else torch.einsum("ij,bjd->bid", self.mix, x)
+        return mixed + self.second(F.relu(self.first(self.norm(x))))
+
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "nf", "wn"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_identity_matrix_that_mixes_streams_is_kept(method: str, turned: bool) -> None:
+    blocks = [Streams(turned) for _ in range(4)]
+    model = nn.Sequential(nn.Linear(8, 2 * D), nn.Unflatten(1, (2, D)), *blocks, nn.Flatten(), nn.Linear(2 * D, 5))
+    converted, plan = nf.convert(model, method, X)
+    assert torch.equal(converted[2].mix, torch.eye(2))
+    assert len(plan.branches) == 4
+    assert moving(model, X) & {name for name, _ in converted.named_parameters()} <= moving(converted, X)
+
+
+class Unrolled(nn.Module):
+    """A recurrent cell with a residual sum; its layers are used at every step, behind different signals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.own, self.given, self.head = nn.LayerNorm(D), nn.Linear(D, D), nn.Linear(2, D), nn.Linear(D, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), D)
+        for part in x.chunk(4, 1):
+            h = h + torch.tanh(self.own(self.norm(h)) + self.given(part))
+        return self.head(h)
+
+
+def test_layer_in_several_places_is_reparametrized_once() -> None:
+    torch.manual_seed(0)
+    converted, _ = nf.convert(Unrolled(), "wn", X)
+    assert type(converted.own).__name__ == "WeightNormLinear"
+    assert moving(Unrolled(), X) & {name for name, _ in converted.named_parameters()} <= moving(converted, X)
+
+
+class StepByStep(Block):
+    """A recurrence by hand in the branch, which reads a layer's output at each step; `unbound` by one call."""
+
+    def __init__(self, unbound: bool = False) -> None:
+        super().__init__()
+        self.unbound = unbound
+
+    def branch(self, x: Tensor) -> Tensor:
+        keys = self.first(self.norm(x))
+        steps = keys.unbind(1) if self.unbound else [keys[:, t] for t in range(keys.shape[1])]
+        state, states = torch.zeros_like(steps[0]), []
+        for step in steps:
+            state = 0.5 * state + torch.tanh(step)
+            states.append(state)
+        return self.second(torch.stack(states, 1))
+
+
+@pytest.mark.parametrize("unbound", [False, True])
+def test_layer_that_is_read_step_by_step_is_one_matrix(unbound: bool) -> None:
+    example = torch.randn(6, 5, 8)
+    model = sequential(lambda: StepByStep(unbound))
+    converted, plan = nf.convert(model, "fixup", example)
+    assert [layer.parts for branch in plan.branches for layer in branch.layers] == [1] * 6
+    assert moving(model, example) & {name for name, _ in converted.named_parameters()} <= moving(converted, example)

@@ -62,6 +62,9 @@ class Rescaled:
     factor: float
 
 
+Record = Removed | Added | Rescaled
+
+
 @dataclass(frozen=True, kw_only=True)
 class Changes:
     """Everything that a conversion did to a model; `print` it for a summary.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import listed, quoted
-from normfree.graph.discovery import plan_from_flow, unaccounted
+from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.flow import Flow, Node, tensors_of
 from normfree.graph.observer import DIVISIONS, PRODUCTS
 from normfree.graph.recorder import record
@@ -41,13 +41,15 @@ class Inspection:
         flow: The recorded flow.
         norms: The normalizers, each with its class.
         unknown_norms: The modules whose class is named like a normalizer but is not one that can be removed.
-        weight_read: The normalizers whose weight other code reads.
+        tensors_read: The normalizers of which other code reads a parameter or buffer, each with its name. A weight is
+            kept for that code, which usually reads its type.
         overwritten: The normalizers whose output is written to in place.
         several_inputs: The normalizers that are called with more than one tensor.
         functional_norms: The calls of normalizing functions outside of normalizers, by module and function.
         inline_norms: The modules whose own code divides the signal by its scale.
         unaccounted: The weights that the plan does not list.
         parameters: The number of parameters.
+        weightless: The branches without weights.
         norm_like: The modules of unknown classes that behave like a normalizer, each with its class.
         standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
             extends, or None if that returns another shape.
@@ -57,13 +59,14 @@ class Inspection:
     flow: Flow
     norms: Mapping[str, str]
     unknown_norms: Mapping[str, str]
-    weight_read: Collection[str]
+    tensors_read: Mapping[str, str]
     overwritten: Collection[str]
     several_inputs: Collection[str]
     functional_norms: Sequence[tuple[str, str]]
     inline_norms: Sequence[str]
     unaccounted: Sequence[str]
     parameters: int
+    weightless: Sequence[WeightlessBranch] = ()
     norm_like: dict[str, str] = field(default_factory=dict)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
 
@@ -84,6 +87,11 @@ class Inspection:
             f"{quoted(name)}: {self.norms[name]} is called with several tensors": "give what it does besides "
             "normalizing, such as gating, a module of its own"
             for name in self.several_inputs
+        }
+        found |= {
+            f"{quoted(name)}: other code reads its {tensor}": "call the normalizer there, which can be removed"
+            for name, tensor in self.tensors_read.items()
+            if tensor != "weight" and name in self.norms
         }
         found |= {
             f"{quoted(name)}: {type(model.get_submodule(name)).__name__} standardizes its weight, and does more than "
@@ -195,13 +203,14 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         flow=flow,
         norms={name: type(norm).__name__ for name, norm in norms.items()},
         unknown_norms=_unknown_norms(model),
-        weight_read=flow.weights_read,
+        tensors_read=flow.norm_tensors_read,
         overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
         several_inputs=[name for name in norms if name in flow.several_inputs],
         functional_norms=[(home, function) for home, function in flow.normalizing if home not in norms],
         inline_norms=[home for home in inline if home not in norms],
         unaccounted=unaccounted(model, plan),
         parameters=sum(p.numel() for p in model.parameters()),
+        weightless=weightless_branches(flow, plan),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import SHOWN, Added, Changes, Removed, Rescaled, grouped, listed, quoted
+from normfree.conversion.changes import SHOWN, Added, Changes, Record, Removed, Rescaled, grouped, listed, quoted
 from normfree.conversion.inspection import (
     NO_SUMS,
     Inspection,
@@ -29,22 +29,16 @@ from normfree.conversion.replacement import (
     learned_tokens,
     make_plain_,
     remove_norms_,
-    rescaling_layers_,
     reset_layer_scales_,
     scale_embeddings_,
 )
-from normfree.conversion.scalar_placement import (
-    Obstacles,
-    Scalars,
-    add_scalars_,
-    place_scalars,
-    reparametrize_layers_,
-)
+from normfree.conversion.rescaling import rescaling_
+from normfree.conversion.scalar_placement import Placement, add_scalars_, place_scalars, reparametrize_layers_
 from normfree.conversion.verification import (
-    Behaviour,
-    behave,
+    PassResult,
     expected_growth,
     floats_of,
+    forward_and_backward,
     require_usable,
     verify,
 )
@@ -58,8 +52,12 @@ from normfree.plan import ResidualPlan, remember_plan_
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
-_METHODS = ("fixup", "nf", "skipinit", "wn", "lsuv:by=layer", "dyt")  # those that a refusal tries, in this order
-_TRIED = 200_000_000  # parameters; a larger model is not copied to try other methods
+_METHODS = ("fixup", "nf", "skipinit", "wn", "dyt", "lsuv:by=layer")  # those that a refusal tries, in this order
+_TRIED = 200_000_000  # parameters; with a larger model, other methods are not tried
+
+
+class _UndoneError(Exception):
+    """The end of a trial: the conversion was possible."""
 
 
 class MethodError(ValueError):
@@ -150,17 +148,17 @@ def convert_(
         require_signal(model, facts.flow, facts.plan, heads)
     try:
         with probing(model, facts):
-            before = behave(model, example, facts.plan, facts.norms, watched=())
+            before = forward_and_backward(model, example, facts.plan, facts.norms, watched=())
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
             "pass an example that it accepts"
         ) from error
-    work = _Conversion(model, method, example, facts, heads, before)
+    conversion = _Conversion(model, method, example, facts, heads, before)
     try:
-        return _change_(work, generator)
+        return _run_stages_(conversion, generator)
     except MethodError as refusal:
-        raise ValueError(f"{refusal}{_remedy(work)}") from refusal.__cause__
+        raise ValueError(f"{refusal}{_remedy(conversion)}") from refusal.__cause__
 
 
 def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, example: Example) -> None:
@@ -168,10 +166,11 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
     facts = inspect_model(model, example, plan, ())
     layers = {record.name: model.get_submodule(record.name) for record in changes.removed}
     facts.standardized.update({n: plain_base(m) for n, m in layers.items() if isinstance(m, WEIGHT_LAYERS)})
-    work = _Conversion(model, get(changes.method), example, facts)
+    conversion = _Conversion(model, get(changes.method), example, facts)
     added = {record.name for record in changes.added}
-    work.scalars = {(name, scalar): v for (name, scalar), v in work.scalars.items() if f"{name}.{scalar}" in added}
-    _change_(work, torch.Generator().manual_seed(0))
+    scalars = {place: start for place, start in conversion.placed.scalars.items() if ".".join(place) in added}
+    conversion.placed = Placement(scalars, conversion.placed.obstacles)  # all multipliers have their values already
+    _run_stages_(conversion, torch.Generator().manual_seed(0))
 
 
 @dataclass
@@ -189,8 +188,8 @@ class _Conversion:
         notes: The notes on them.
         keeps_layers: Whether the method only replaces the normalizers, and leaves weights and sums as they are.
         values: The initial values of the method's scalars at each branch.
-        scalars: The scalars to add.
-        obstacles: The reasons why scalars cannot be added.
+        placed: The scalars to add, and the reasons why others cannot be added.
+        trial: Whether only to find out if the conversion is possible.
     """
 
     model: nn.Module
@@ -198,68 +197,72 @@ class _Conversion:
     example: Example
     facts: Inspection
     heads: Sequence[str] = ()
-    before: Behaviour | None = None
-    records: list[Removed | Added | Rescaled] = field(default_factory=list)
+    before: PassResult | None = None
+    records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     keeps_layers: bool = False
     values: Sequence[Mapping[str, float]] = ()
-    scalars: Scalars = field(default_factory=dict)
-    obstacles: Obstacles = field(default_factory=dict)
+    placed: Placement = field(default_factory=lambda: Placement({}, {}))
+    trial: bool = False
 
     def __post_init__(self) -> None:
         plan = self.facts.plan
         self.keeps_layers = self.method.norm is not None
         self.values = [self.method.rule.at(branch.position) for branch in plan.branches]
         if not self.keeps_layers:
-            placed = place_scalars(self.model, plan, self.method, self.values, self.facts.flow)
-            self.scalars, self.obstacles = placed
+            self.placed = place_scalars(
+                self.model, plan, self.method, self.values, self.facts.flow, self.facts.weightless
+            )
 
 
-def _change_(work: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
-    """Stages 2 to 5. An error leaves the model as it was."""
-    _refuse(work)
-    with restored_on_error(work.model) as as_before:
-        _replace_(work, generator)
-        _initialize_(work, generator)
-        _check_(work, as_before)
+def _run_stages_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
+    """Stages 2 to 5. An error leaves the model as it was, and so does a trial, which ends in `_UndoneError`."""
+    _refuse(conversion)
+    with restored_on_error(conversion.model) as as_before:
+        _replace_(conversion, generator)
+        _initialize_(conversion, generator)
+        _check_(conversion, as_before)
+        if conversion.trial:
+            raise _UndoneError
     changes = Changes(
-        method=work.method.spec,
-        removed=tuple(record for record in work.records if isinstance(record, Removed)),
-        added=tuple(record for record in work.records if isinstance(record, Added)),
-        scaled=tuple(record for record in work.records if isinstance(record, Rescaled)),
-        parameters_before=work.facts.parameters,
-        parameters_after=sum(p.numel() for p in work.model.parameters()),
-        notes=(*work.facts.notes(keeps_layers=work.keeps_layers), *work.notes),
+        method=conversion.method.spec,
+        removed=tuple(record for record in conversion.records if isinstance(record, Removed)),
+        added=tuple(record for record in conversion.records if isinstance(record, Added)),
+        scaled=tuple(record for record in conversion.records if isinstance(record, Rescaled)),
+        parameters_before=conversion.facts.parameters,
+        parameters_after=sum(p.numel() for p in conversion.model.parameters()),
+        notes=(*conversion.facts.notes(keeps_layers=conversion.keeps_layers), *conversion.notes),
     )
-    plan = replace(work.facts.plan, changes=changes)
-    remember_plan_(work.model, plan, small_copy(work.example))
+    plan = replace(conversion.facts.plan, changes=changes)
+    remember_plan_(conversion.model, plan, small_copy(conversion.example))
     return plan
 
 
-def _remedy(work: _Conversion) -> str:
-    """A remedy: standardized data, or a method that converts a copy of the model. Nothing for a large model."""
-    if remedy := raw_data(work.facts, work.example):
+def _remedy(conversion: _Conversion) -> str:
+    """A remedy: standardized data, or a method that converts the model. Nothing for a large model."""
+    if remedy := raw_data(conversion.facts, conversion.example):
         return f"; {remedy}"
-    if work.facts.parameters > _TRIED:
+    if conversion.facts.parameters > _TRIED:
         return ""
     for name in _METHODS:
-        if get(name).spec == work.method.spec:
+        method = get(name)
+        unusable = method.needs_example and not isinstance(conversion.example, Tensor)
+        if method.spec == conversion.method.spec or unusable:
             continue
+        example = small_copy(conversion.example)
+        trial = replace(conversion, method=method, example=example, records=[], notes=[], trial=True)
         try:
-            trial = replace(work, method=get(name), example=small_copy(work.example), records=[], notes=[])
-            check_request(trial.model, trial.method, trial.example)
-            _refuse(trial)
-            trial.model = copy.deepcopy(work.model)
-            _change_(trial, torch.Generator().manual_seed(0))
-        except Exception:  # whatever copying the model raises
+            _run_stages_(trial, torch.Generator().manual_seed(0))
+        except _UndoneError:
+            return f"; '{name}' converts it"
+        except Exception:  # whatever the model's own code raises
             continue
-        return f"; '{name}' converts it"
     return "; none of the other methods that were tried converts it"
 
 
-def _refuse(work: _Conversion) -> None:
+def _refuse(conversion: _Conversion) -> None:
     """Raise an error with every reason why the model cannot be converted."""
-    model, method, facts = work.model, work.method, work.facts
+    model, method, facts = conversion.model, conversion.method, conversion.facts
     for name, module in model.named_modules():
         if scalars_of(module):
             raise ValueError(
@@ -267,22 +270,22 @@ def _refuse(work: _Conversion) -> None:
                 "original, or write new weights by initialize_"
             )
     needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
-    if not facts.plan.branches and not work.keeps_layers and needs_sums:
+    if not facts.plan.branches and not conversion.keeps_layers and needs_sums:
         raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
     obstacles = facts.obstacles(model)
     error = ValueError if obstacles else MethodError  # these obstacles are the same for all methods
-    if work.keeps_layers:
+    if conversion.keeps_layers:
         unclear = [name for name in facts.norms if channels_of(model.get_submodule(name)) is None]
         obstacles |= {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
     else:
-        obstacles |= work.obstacles
+        obstacles |= conversion.placed.obstacles
         kind = f"a {method.weight.replace('_', ' ')} layer"
         obstacles |= {
             f"'{path}' cannot become {kind}: {reason}": ""
             for path, reason in rigid_layers(model, facts.plan, method, facts.flow.call_counts).items()
-            if path.removesuffix(".weight") not in facts.standardized
+            if path.removesuffix(".weight") not in facts.standardized and conversion.before is not None
         }
-        obstacles |= frozen_layers(model, facts.plan) if work.before is not None else {}
+        obstacles |= frozen_layers(model, facts.plan) if conversion.before is not None else {}
     if obstacles:
         reasons = grouped(obstacles)
         more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
@@ -293,102 +296,95 @@ def _refuse(work: _Conversion) -> None:
         )
 
 
-def _replace_(work: _Conversion, generator: torch.Generator | None) -> None:
+def _replace_(conversion: _Conversion, generator: torch.Generator | None) -> None:
     """Remove the normalizers and give the model the method's layers and scalars."""
-    model, facts, method = work.model, work.facts, work.method
+    model, facts, method = conversion.model, conversion.facts, conversion.method
     layers, hidden = list(facts.plan.layers()), list(facts.plan.hidden())
     alpha = method.options.get("alpha") if method.norm == "tanh" else None
-    work.records += remove_norms_(model, facts, tanh=float(alpha) if isinstance(alpha, float | int) else None)
+    conversion.records += remove_norms_(model, facts, tanh=float(alpha) if isinstance(alpha, float | int) else None)
     if facts.norms:
-        work.records += scale_embeddings_(model, facts.plan, layers, facts.flow.call_counts)
-        work.records += draw_tokens_(model, learned_tokens(model, facts.plan, facts.flow), generator)
-    if not work.keeps_layers:
-        work.records += make_plain_(model, facts.standardized)
-        work.records += reparametrize_layers_(model, hidden, method)
-        work.records += reset_layer_scales_(model, facts.plan)
-        work.records += add_scalars_(model, work.scalars)
+        conversion.records += scale_embeddings_(model, facts.plan, layers, facts.flow.call_counts)
+        conversion.records += draw_tokens_(model, learned_tokens(model, facts.plan, facts.flow), generator)
+    if not conversion.keeps_layers:
+        conversion.records += make_plain_(model, facts.standardized)
+        conversion.records += reparametrize_layers_(model, hidden, method)
+        conversion.records += reset_layer_scales_(model, facts.plan)
+        conversion.records += add_scalars_(model, conversion.placed.scalars)
 
 
 @torch.no_grad()
-def _initialize_(work: _Conversion, generator: torch.Generator | None) -> None:
+def _initialize_(conversion: _Conversion, generator: torch.Generator | None) -> None:
     """Set biases to 0 and weights by the method; the scalars have their values already."""
-    if work.keeps_layers:
+    if conversion.keeps_layers:
         return
-    example = work.example if isinstance(work.example, Tensor) else None
-    ctx = InitContext(work.model, work.facts.plan, generator, example)
+    example = conversion.example if isinstance(conversion.example, Tensor) else None
+    ctx = InitContext(conversion.model, conversion.facts.plan, generator, example)
     try:
-        check_example(ctx, work.method)
+        check_example(ctx, conversion.method)
         ctx.zero_biases_()
-        work.method.initializer(ctx)
+        conversion.method.initializer(ctx)
     except ValueError as error:  # the method's own message
         raise MethodError(str(error)) from error
     except Exception as error:
-        raise _stopped(work.model, error) from error
+        raise _stopped(conversion.model, error) from error
 
 
-def _check_(work: _Conversion, as_before: Callable[[], AbstractContextManager[None]]) -> None:
+def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextManager[None]]) -> None:
     """Run the converted model, rescale the layers outside the branches on the way, and compare it with the original.
 
     Inside `as_before()` the model is the original.
     """
-    model, plan = work.model, work.facts.plan
+    model, plan = conversion.model, conversion.facts.plan
     remaining = [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]
     if remaining:
         raise ValueError(f"expected a model without normalization, got {', '.join(remaining)} after the conversion")
-    written: list[Tensor] = []
-    if work.facts.norms and not work.keeps_layers and not work.method.needs_example:
-        with rescaling_layers_(model, plan) as layers:
-            out = _run(work)
-        work.records += layers.rescaled
-        if layers.skipped:
-            work.notes.append(
-                f"not rescaled to unit variance, as no single module returns their output: {listed(layers.skipped)}"
-            )
-        # The run used rescaled outputs, not the rescaled weights, so these are checked below, too.
-        names = {record.name.rpartition(".")[0] for record in layers.rescaled}
-        written = [p for name in names for p in model.get_submodule(name).parameters()]
-    else:
-        out = _run(work)
-    if not all(t.isfinite().all() for t in floats_of((out, written))):
-        require_usable(model, work.example, work.before)
+    layers = bool(conversion.facts.norms) and not conversion.keeps_layers and not conversion.method.needs_example
+    with rescaling_(model, plan, conversion.placed.weightless, layers=layers) as scales:
+        out = _run(conversion)
+    conversion.records = [*map(scales.with_value, conversion.records), *scales.rescaled]
+    conversion.notes += scales.notes()
+    # The run used rescaled outputs, not the rescaled weights, so these are checked, too.
+    if not all(t.isfinite().all() for t in floats_of((out, scales.parameters(model)))):
+        require_usable(model, conversion.example, conversion.before)
         raise MethodError(
             f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity"
         )
-    if work.before is None:
+    if conversion.before is None:
         return
-    changed = {record.name for record in work.records if isinstance(record, Rescaled)}
-    changed |= {f"{layer.name}.bias" for layer in plan.layers() if not work.keeps_layers}
+    changed = {record.name for record in conversion.records if isinstance(record, Rescaled)}
+    changed |= {f"{layer.name}.bias" for layer in plan.layers() if not conversion.keeps_layers}
     if frozen := [name for name, p in model.named_parameters() if name in changed and not p.requires_grad]:
-        work.notes.append(f"frozen, but scaled, drawn or set to zero: {listed(frozen)}")
-    growth = expected_growth(plan, work.values)
+        conversion.notes.append(f"frozen, but scaled, drawn or set to zero: {listed(frozen)}")
+    growth = expected_growth(plan, conversion.values)
 
     def learned(names: Collection[str]) -> Collection[str]:
         with as_before():
-            found = behave(model, work.example, plan, work.facts.norms, watched=names).learning or {}
-        return {name for name, learns in found.items() if learns}
+            result = forward_and_backward(model, conversion.example, plan, conversion.facts.norms, watched=names)
+        return [name for name, learns in (result.learning or {}).items() if learns]
 
-    reasons, cautions = verify(model, work.example, plan, growth, work.before, learned, out, work.heads)
-    work.notes += cautions
-    work.notes += filter(None, [raw_data(work.facts, work.example)])
-    if work.method.kind != "norm-free":  # a baseline may explode
-        work.notes += reasons
+    reasons, cautions = verify(
+        model, conversion.example, plan, growth, conversion.before, learned, out, conversion.heads
+    )
+    conversion.notes += cautions
+    conversion.notes += filter(None, [raw_data(conversion.facts, conversion.example)])
+    if conversion.method.kind != "norm-free":  # a baseline may explode
+        conversion.notes += reasons
     elif reasons:
-        require_usable(model, work.example, work.before)
-        heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not work.heads else ""
-        growing = whole_blocks(plan)  # the same for all methods
-        raise (ValueError if growing else MethodError)(
-            f"{type(model).__name__} cannot be converted by '{work.method.name}': "
-            f"{'; '.join((*reasons, *growing))}{heads}"
+        require_usable(model, conversion.example, conversion.before)
+        heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not conversion.heads else ""
+        raise (ValueError if whole_blocks(plan) else MethodError)(
+            f"{type(model).__name__} cannot be converted by '{conversion.method.name}': "
+            f"{'; '.join((*reasons, *whole_blocks(plan), *scales.growth()))}{heads}"
         )
 
 
-def _run(work: _Conversion) -> Any:
+def _run(conversion: _Conversion) -> Any:
     """Run the converted model on the example."""
     try:
-        with trial_run(work.model):
-            return run_on_copy(work.model, work.example)
+        with trial_run(conversion.model):
+            return run_on_copy(conversion.model, conversion.example)
     except Exception as error:  # whatever the model's own code raises
-        raise _stopped(work.model, error) from error
+        raise _stopped(conversion.model, error) from error
 
 
 def _stopped(model: nn.Module, error: Exception) -> MethodError:

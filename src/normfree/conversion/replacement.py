@@ -1,14 +1,9 @@
-"""Replace the normalizers: remove them, and keep the signal at unit variance where they did.
-
-That takes new scales for embeddings, learned tokens, layer scales, and the layers outside the branches.
-"""
+"""Replace the normalizers: remove them, and give embeddings, learned tokens and layer scales the scale they need."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +14,6 @@ from normfree.conversion.inspection import Inspection
 from normfree.graph.flow import Flow
 from normfree.nn.normalizers import FUSED, DynamicTanh
 from normfree.nn.scalars import add_scalar_
-from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 
 
@@ -47,7 +41,8 @@ class Copied(nn.Module):
 
 def channels_of(norm: nn.Module) -> tuple[int, int] | None:
     """The number of channels of a normalizer and their dimension in its input; None if the number is unknown."""
-    weight = getattr(norm, "weight", None)
+    vectors = [p for p in norm.parameters(recurse=False) if p.dim() == 1]
+    weight = getattr(norm, "weight", vectors[0] if len(vectors) == 1 else None)
     sizes = [getattr(norm, name, None) for name in ("num_features", "num_channels", "normalized_shape")]
     size: Any = weight.numel() if isinstance(weight, Tensor) else next((s for s in sizes if s is not None), None)
     if isinstance(size, tuple | list):
@@ -76,7 +71,7 @@ def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | Non
                 new = _replacement(
                     child,
                     tanh=tanh,
-                    keep_weight=name in inspection.weight_read,
+                    keep_weight=name in inspection.tensors_read,
                     copied=name in inspection.overwritten,
                 )
                 replacements[id(child)] = new
@@ -111,7 +106,8 @@ def _replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copi
     parts: list[nn.Module] = []
     if tanh is not None:
         size, dim = channels_of(norm) or (1, -1)
-        parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(_tensor_of(norm)))
+        held = [t for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()]
+        parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(held[0] if held else torch.empty(0)))
     elif keep_weight:
         parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
     elif copied:
@@ -120,11 +116,6 @@ def _replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copi
     parts += [part for part in fused if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
     out = nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else nn.Identity()
     return out.train(norm.training)
-
-
-def _tensor_of(norm: nn.Module) -> Tensor:
-    """A tensor whose device and type the replacement takes."""
-    return next((t for t in [*norm.parameters(), *norm.buffers()] if t.is_floating_point()), torch.empty(0))
 
 
 def _classes(module: nn.Module) -> str:
@@ -200,11 +191,8 @@ def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Flow) -> list[str
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
 
-    def is_vector(token: Tensor | None) -> bool:
-        return token is not None and token.dim() >= 2 and token.shape[-1] == width
-
-    vectors = [name for name in plan.aside if is_vector(parameters.get(name))]
-    return [name for name in vectors if "joined" in flow.weights.uses[name]]
+    joined = [name for name in plan.aside if name in parameters and "joined" in flow.weights.uses[name]]
+    return [name for name in joined if parameters[name].dim() >= 2 and parameters[name].shape[-1] == width]
 
 
 @torch.no_grad()
@@ -219,68 +207,3 @@ def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Genera
         token.copy_(draw.normal_(generator=generator))
         rescaled.append(Rescaled(name, 1 / before if before else 0.0))
     return rescaled
-
-
-@dataclass
-class Rescaling:
-    """The rescaling of the layers outside the branches.
-
-    Attributes:
-        rescaled: A record of each rescaled weight.
-        skipped: The weights that were not rescaled, since no module returns just their product with the signal.
-    """
-
-    rescaled: list[Rescaled] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-
-
-@contextmanager
-def rescaling_layers_(model: nn.Module, plan: ResidualPlan) -> Iterator[Rescaling]:
-    """Scale the layers outside the branches to unit variance while the model runs on an example inside.
-
-    Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at
-    each gate and each activation other than ReLU. So do branches that merge signals. The first layer and the classifier
-    stay as they are.
-    Gates stay as they are, too, as in branches: the next layer corrects the scale. The input of a gate is pooled and
-    hardly varies. If it were scaled to unit variance, gates would learn so fast that EfficientNet diverges at learning
-    rates at which it trains otherwise.
-    """
-    modules = dict(model.named_modules())
-    done: set[str] = set()
-    found = Rescaling()
-
-    def hook(layer: Layer) -> Callable[..., Tensor | None]:
-        @torch.no_grad()
-        def rescale(module: nn.Module, _args: Any, out: Any) -> Tensor | None:
-            if not isinstance(out, Tensor) or layer.path in done:
-                return None
-            std: float = out.std(unbiased=False).item()
-            if not 1e-12 < std < 1e12:
-                return None
-            std *= float(layer.share**0.5)  # parallel layers share the variance of their sum
-            if weight_kind(module) != "plain":
-                module.gain.div_(std)  # type: ignore[operator]
-            else:
-                set_weight_(module, getattr(module, layer.parameter) / std, layer.parameter, name=layer.path)
-            done.add(layer.path)
-            found.rescaled.append(Rescaled(layer.path, 1 / std))
-            return out / std  # the layers that follow read the signal at its new scale already
-
-        return rescale
-
-    merging = [layer for branch in plan.branches if branch.merges for layer in branch.layers]
-    outside = [layer for layer in (*plan.stem[1:], *plan.body, *merging) if not layer.tied and not layer.gate]
-    own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
-    found.skipped = [layer.path for layer in outside if layer not in own]
-    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in own]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _is_whole_module(layer: Layer, module: nn.Module) -> bool:
-    """Whether the module's output is exactly this layer's output."""
-    single = isinstance(module, WEIGHT_LAYERS) or next(module.children(), None) is None
-    return single and bool(layer.name) and layer.parameter == "weight"

@@ -16,6 +16,8 @@ from typing import NamedTuple
 from torch import nn
 
 from normfree.conversion.changes import Added, quoted
+from normfree.conversion.rescaling import WeightlessSum
+from normfree.graph.discovery import WeightlessBranch
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ADDITIONS, RECTIFIERS
 from normfree.methods import Method
@@ -50,9 +52,22 @@ Scalars = dict[tuple[str, ScalarName], ScalarStart]
 """The scalars to add, by module and scalar."""
 
 
+class Placement(NamedTuple):
+    """The scalars by module, the reasons why others have no place, and the sums that add a branch without weights."""
+
+    scalars: Scalars
+    obstacles: Obstacles
+    weightless: Sequence[WeightlessSum] = ()
+
+
 def place_scalars(
-    model: nn.Module, plan: ResidualPlan, method: Method, values: Sequence[Mapping[str, float]], flow: Flow
-) -> tuple[Scalars, Obstacles]:
+    model: nn.Module,
+    plan: ResidualPlan,
+    method: Method,
+    values: Sequence[Mapping[str, float]],
+    flow: Flow,
+    branches: Iterable[WeightlessBranch] = (),
+) -> Placement:
     """Find a module for every scalar that a method wants.
 
     Args:
@@ -62,13 +77,18 @@ def place_scalars(
         values: The initial values of the method's scalars at each branch.
         flow: The recorded flow of the model. A layer whose weight is used without a call (the projections of an
             attention) is scaled through the module that uses it.
+        branches: The branches without weights.
 
     Returns:
-        The scalars by module, and the reasons why others have no place.
+        The scalars and where they have no place.
+
+    A branch without weights gets a multiplier by every method that is free of normalization: the stream that it reads
+    is not normalized any more.
     """
-    placement = _Placement(model, plan, method, flow)
-    placement.place(values)
-    return placement.scalars, placement.obstacles
+    placing = _Placing(model, plan, method, flow)
+    placing.place(values)
+    weightless = placing.place_weightless(branches) if method.kind == "norm-free" else []
+    return Placement(placing.scalars, placing.obstacles, weightless)
 
 
 def add_scalars_(model: nn.Module, scalars: Scalars) -> list[Added]:
@@ -84,7 +104,7 @@ def reparametrize_layers_(model: nn.Module, hidden: Iterable[Layer], method: Met
     """Give every hidden layer the method's kind of weight, and a bias if the method's layers have one."""
     modules = dict(model.named_modules())
     added = []
-    for layer in dict.fromkeys(hidden):
+    for layer in {(layer.name, layer.parameter): layer for layer in hidden}.values():
         module = modules[layer.name]
         if method.weight != "plain":
             reparametrize_(module, method.weight, transposed=layer.transposed)
@@ -95,7 +115,7 @@ def reparametrize_layers_(model: nn.Module, hidden: Iterable[Layer], method: Met
     return added
 
 
-class _Placement:
+class _Placing:
     """Collects the scalars of all branches, and every reason why one has no place."""
 
     def __init__(self, model: nn.Module, plan: ResidualPlan, method: Method, flow: Flow) -> None:
@@ -105,6 +125,7 @@ class _Placement:
         self.flow = flow
         self.scalars: Scalars = {}
         self.obstacles: Obstacles = {}
+        self.contested: set[tuple[str, ScalarName]] = set()
         self.modules = dict(model.named_modules())
         homes = {branch.home for branch in plan.branches}
         self.around_sums = homes.union(*map(_parents, homes), ("",))
@@ -130,6 +151,20 @@ class _Placement:
         for layer in self.plan.classifier if biases else ():
             if self.calls[layer.name] and not self._is_lookup(layer.name):  # a tied one is used without a call
                 self._place_at(layer, "shift", 0.0, True)
+
+    def place_weightless(self, branches: Iterable[WeightlessBranch]) -> list[WeightlessSum]:
+        """Place a multiplier at each branch without weights. Its value follows when the model runs."""
+        found = []
+        for node, end, steps in branches:
+            holder = next(filter(self._can_hold, (name for step in steps for name in self._names(step))), None)
+            if holder is not None and (holder, "beta") not in self.scalars:
+                self._add(holder, "beta", 1.0, self.method.rule.beta.learnable)
+            found.append(WeightlessSum(node.home, node.ordinal, node.first_operand is end, holder))
+        return found
+
+    def _names(self, node: Node) -> list[str]:
+        """The modules that return a node, the innermost first."""
+        return [*([node.name] if node.is_module else []), *self.returned.get(node, [])]
 
     def _place_multipliers(self, branch: Branch, values: Mapping[str, float]) -> None:
         """Place α, β and δ at a branch's layers, c and a at its block."""
@@ -213,9 +248,7 @@ class _Placement:
         rectified, holder = True, None
         while node.kind != "weight":
             rectified = rectified and (node.kind == "scaling" or node.function in _RELUS)
-            names = [node.name] if node.is_module else []
-            names += self.returned.get(node, [])
-            holder = next(filter(self._can_hold, names), holder)
+            holder = next(filter(self._can_hold, self._names(node)), holder)
             if node.kind == "activation" or len(node.inputs) != 1:
                 break
             node = node.inputs[0]
@@ -243,7 +276,8 @@ class _Placement:
             self._refuse(name, f"{kind} cannot be given a scalar, {reason}", "")
             return
         before = self.scalars.setdefault((name, scalar), ScalarStart(value, learnable, kind or _IN_WORDS[scalar]))
-        if before[:2] != (value, learnable):
+        if before[:2] != (value, learnable) and (name, scalar) not in self.contested:
+            self.contested.add((name, scalar))
             values = f"{scalar} = {before.value:g} and {value:g}"
             self._refuse(name, f"it is shared by sums that want different scalars, {values}", "")
 

@@ -28,7 +28,7 @@ _BIASES = ("bias", "shift", "delta")
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class PassResult:
     """The result of one forward and backward pass.
 
     Attributes:
@@ -41,7 +41,7 @@ class Behaviour:
     learning: Mapping[str, bool] | None
 
 
-def behave(
+def forward_and_backward(
     model: nn.Module,
     example: Any,
     plan: ResidualPlan,
@@ -49,7 +49,7 @@ def behave(
     *,
     replaced: Collection[str] | None = None,
     watched: Collection[str] | None = None,
-) -> Behaviour:
+) -> PassResult:
     """Run a model forward and backward on an example; it is left unchanged.
 
     Normalizers run as in training, dropout does not. Weights and scalars that are 0 get small random values for the
@@ -60,8 +60,7 @@ def behave(
         example: Its example; of a batch of images, two are used.
         plan: Its plan.
         norms: The names of its normalizers.
-        replaced: The names of the zeros inside the network that are replaced, besides those of the output layers.
-            Default: all.
+        replaced: The names of the zeros that are replaced. Default: all.
         watched: The names of the parameters to differentiate by, default all. If it is empty there is no backward pass,
             and every parameter in the graph counts as learning.
     """
@@ -76,25 +75,26 @@ def behave(
         for name, scale in _zeros(model, plan, replaced):
             draw = torch.randn(parameters[name].shape, generator=generator) * scale
             drawn[name] = nn.Parameter(draw.to(parameters[name]))
+        used = {name: p for name, p in (parameters | drawn).items() if watched is None or name in watched}
+        # The backward pass runs inside, too: a checkpointed block runs again there.
         with substitute_tensors(model, {id(parameters[name]): p for name, p in drawn.items()}):
             try:
                 out = run_on_copy(model, example)
             except ValueError:  # a batch norm of a single number per channel
                 model.eval()
                 out = run_on_copy(model, example)
-        outputs = floats_of(out)
-        starts = [t for t in outputs if t.requires_grad]
-        if not starts:
-            return Behaviour(tuple(outputs), None)
-        used = {name: p for name, p in (parameters | drawn).items() if watched is None or name in watched}
-        directions = [torch.randn(t.shape, generator=generator).to(t) for t in starts]
-        if used:
-            found = torch.autograd.grad(starts, list(used.values()), directions, allow_unused=True)
-            learning = {name: not _is_zero(g) for name, g in zip(used, found, strict=True) if g is not None}
-        else:
-            reached = _reached(starts)
-            learning = {name: True for name, p in (parameters | drawn).items() if id(p) in reached}
-    return Behaviour(tuple(t.detach() for t in outputs), learning)
+            outputs = floats_of(out)
+            starts = [t for t in outputs if t.requires_grad]
+            if not starts:
+                return PassResult(tuple(outputs), None)
+            directions = [torch.randn(t.shape, generator=generator).to(t) for t in starts]
+            if used:
+                found = torch.autograd.grad(starts, list(used.values()), directions, allow_unused=True)
+                learning = {name: not _is_zero(g) for name, g in zip(used, found, strict=True) if g is not None}
+            else:
+                reached = _reached(starts)
+                learning = {name: True for name, p in (parameters | drawn).items() if id(p) in reached}
+    return PassResult(tuple(t.detach() for t in outputs), learning)
 
 
 def _reached(starts: Sequence[Tensor]) -> set[int]:
@@ -123,13 +123,13 @@ def _zeros(
     model: nn.Module, plan: ResidualPlan, replaced: Collection[str] | None = None
 ) -> Iterator[tuple[str, float]]:
     """The trainable weights and scalars that are 0, each with the scale of the values to draw for it."""
-    last = {layer.path for layer in plan.classifier}
+    heads = {layer.path for layer in plan.classifier}
     small = _SMALL * max(len(plan.branches), 1) ** -0.5
     for name, p in model.named_parameters():
         if p.requires_grad and p.is_floating_point() and not name.endswith(_BIASES) and _is_zero(p):
             fan_in = p[0].numel() if p.dim() > 1 else 1
-            if name in last or replaced is None or name in replaced:
-                yield name, (1.0 if name in last else small) * max(fan_in, 1) ** -0.5
+            if replaced is None or name in replaced:
+                yield name, (1.0 if name in heads else small) * max(fan_in, 1) ** -0.5
 
 
 def _stuck_zeros(model: nn.Module, example: Any, plan: ResidualPlan, learning: Mapping[str, bool]) -> list[str]:
@@ -138,18 +138,27 @@ def _stuck_zeros(model: nn.Module, example: Any, plan: ResidualPlan, learning: M
     A zero behind another zero learns one step later, and its gradient is smaller by the size of a step. Behind
     `_BEHIND` other zeros it is lost in rounding, so that it counts as stuck.
     """
-    last = {layer.path for layer in plan.classifier}
-    waiting = [name for name, _ in _zeros(model, plan) if name not in last and learning.get(name)]
-    moved: list[str] = []
-    for _ in range(_BEHIND):
-        found = behave(model, example, plan, replaced=moved, watched=waiting).learning or {} if waiting else {}
+    heads = {layer.path for layer in plan.classifier}
+    waiting = [name for name, _ in _zeros(model, plan) if learning.get(name)]
+    moved = [name for name in waiting if name in heads]
+    if len(moved) == len(waiting):
+        return []
+
+    def learning_now() -> Mapping[str, bool]:
+        return forward_and_backward(model, example, plan, replaced=moved, watched=waiting).learning or {}
+
+    found = learning_now()
+    # Output layers learn in the first step, and so does a zero before one of them, except where these read zeros.
+    if not all(found.get(name) for name in moved):
+        moved = [name for name in moved if found.get(name)]
+        found = learning_now()
+    for round_ in range(_BEHIND):
         new = [name for name in waiting if found.get(name)]
         waiting = [name for name in waiting if name not in new]
         moved += new
-        if not waiting:
-            return []
-        if not new:
+        if not waiting or not new or round_ == _BEHIND - 1:
             break
+        found = learning_now()
     return waiting
 
 
@@ -158,7 +167,7 @@ def verify(
     example: Any,
     plan: ResidualPlan,
     growth: float,
-    before: Behaviour,
+    before: PassResult,
     learned: Callable[[Collection[str]], Collection[str]],
     out: Any,
     heads: Collection[str],
@@ -178,7 +187,7 @@ def verify(
     Returns:
         The reasons to refuse the model, and notes on what needs care.
     """
-    after = behave(model, example, plan)
+    after = forward_and_backward(model, example, plan)
     notes: list[str] = []
     reasons = [*_scale(before.outputs, after.outputs, growth, notes)]
     reasons += _alike_samples(model, example, before.outputs, after.outputs)
@@ -196,18 +205,27 @@ def verify(
     if stuck and all(name.endswith(_BIASES) for name in stuck):
         notes.append(f"'{stuck[0]}' does nothing any more: without the normalizer, the bias cancels or is not used")
         stuck = []
+    if unreached := [name for name in stuck if name not in after.learning]:
+        notes.append(
+            f"the example does not reach '{unreached[0]}'{_more(unreached)} any more, so whether it learns was not "
+            "checked; a model that chooses its experts by values chooses others now"
+        )
+        stuck = [name for name in stuck if name in after.learning]
     if not stuck:
         stuck = _stuck_zeros(model, example, plan, after.learning)
         why = "it starts at zero, and so does every way from it to the output, one layer behind another"
     owners = {layer.path: branch.name for branch in plan.branches for layer in branch.layers}
     for name in stuck[:1]:
         where = f"the branch '{owners[name]}'" if name in owners else "the model"
-        more = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
-        reasons.append(f"in {where}, '{name}'{more} would never learn: {why}")
+        reasons.append(f"in {where}, '{name}'{_more(stuck)} would never learn: {why}")
     return reasons, notes
 
 
-def require_usable(model: nn.Module, example: Any, before: Behaviour | None) -> None:
+def _more(names: Sequence[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def require_usable(model: nn.Module, example: Any, before: PassResult | None) -> None:
     """Refuse an example on which the original fails, too, or whose values are all the same.
 
     Raises:
@@ -317,7 +335,7 @@ def _first_loss(
     model: nn.Module,
     plan: ResidualPlan,
     out: Any,
-    before: Behaviour,
+    before: PassResult,
     heads: Collection[str],
     notes: list[str],
     growth: float,

@@ -16,7 +16,7 @@ from normfree.graph.residuals import latest_common_ancestor
 from normfree.methods import Method
 from normfree.methods.method import ONE
 from normfree.nn.weight_layers import cannot_reparametrize
-from normfree.plan import Branch, ResidualPlan, unwrapped
+from normfree.plan import Branch, Layer, ResidualPlan, unwrapped
 
 
 def check_request(model: nn.Module, method: Method, example: Any) -> None:
@@ -163,10 +163,19 @@ def rigid_layers(
         if layer.parameter != "weight" or (called is not None and layer.name not in called):
             reason: str | None = "the weight is used without a call of the layer"
         else:
-            reason = cannot_reparametrize(modules[layer.name], method.weight, transposed=layer.transposed)
+            module = modules[layer.name]
+            reason = cannot_reparametrize(module, method.weight, transposed=layer.transposed)
+            if reason is None and method.weight == "weight_norm" and _is_single_weight(module, layer):
+                reason = "a single weight per output has no direction to learn"
         if reason is not None:
             found[layer.path] = reason
     return found
+
+
+def _is_single_weight(module: nn.Module, layer: Layer) -> bool:
+    """Whether each output of a layer has a single weight, as in a depthwise 1x1 convolution."""
+    weight = getattr(module, layer.parameter)
+    return bool(weight.numel() == weight.shape[1 if layer.transposed else 0])
 
 
 def supports_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from normfree.graph.flow import Flow, Node
-from normfree.graph.observer import RECTIFIERS, SPLITS, VIEWS
+from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, SUMS, VIEWS
 from normfree.graph.recorder import record
-from normfree.graph.residuals import PlainSums, ResidualSum, residual_sums, unbounded_inputs
+from normfree.graph.residuals import (
+    PlainSums,
+    ResidualSum,
+    latest_common_ancestor,
+    residual_sums,
+    unbounded_inputs,
+)
 from normfree.nn.model_state import call_arguments
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
@@ -22,6 +30,10 @@ Layers = Callable[..., tuple[Layer, ...]]
 # A layer that starts at 0 inside a branch that starts at 0 learns a step later, by a gradient as small as that step.
 # At more levels it would hardly learn.
 _LEVELS = 2
+
+
+# A sum with one of these is meant exactly: x + (q - x).detach() is q, with the gradient of x.
+_EXACT = frozenset({"detach", "embedding"})
 
 
 def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
@@ -75,9 +87,9 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
         stem, closing = closing[:1], closing[1:]
     nonzero = {n for n in closing if any(n_.function in RECTIFIERS or n_.divides_itself for n_ in _after(n))}
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
-    return ResidualPlan(
-        branches, layers(stem, gates), layers(body, gates), _once(layers(closing, gates, nonzero)), aside
-    )
+    # Each output layer once: a detector's runs at every resolution.
+    heads_once = {layer.path: layer for layer in layers(closing, gates, nonzero)}
+    return ResidualPlan(branches, layers(stem, gates), layers(body, gates), tuple(heads_once.values()), aside)
 
 
 def _after(node: Node) -> Iterator[Node]:
@@ -89,11 +101,6 @@ def _after(node: Node) -> Iterator[Node]:
                 seen.add(user)
                 stack.append(user)
                 yield user
-
-
-def _once(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Each output layer once: a detector's runs at every resolution."""
-    return tuple({layer.path: layer for layer in layers}.values())
 
 
 def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
@@ -122,6 +129,59 @@ def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
     )
 
 
+class WeightlessBranch(NamedTuple):
+    """A branch f without weights, such as pooling, that is added to the residual stream: x + f(x).
+
+    `end` is the operand f(x) of the addition. `steps` are the steps that all of f(x) goes by, the last first.
+    """
+
+    addition: Node
+    end: Node
+    steps: Sequence[Node]
+
+
+def weightless_branches(flow: Flow, plan: ResidualPlan) -> list[WeightlessBranch]:
+    """The branches without weights of a network with residual branches.
+
+    A sum inside a branch is no such sum, since the scalars of its branch act on it.
+    """
+    places = {(branch.home, branch.addition) for branch in plan.branches}
+    residual = {node for node in flow.nodes if (node.home, node.ordinal) in places}
+    inside: set[Node] = set()
+    for node in residual:
+        _, sides = latest_common_ancestor(node, {})
+        inside.update(*(side for side in sides if any(n.kind == "weight" for n in side)))
+    last = max((node.index for node in residual), default=-1)
+    found = []
+    for node in reversed(flow.nodes):  # a sum comes before those inside its branch
+        if node.ordinal < 0 or len(node.inputs) != 2 or node in residual or node in inside or node.index > last:
+            continue
+        ancestor, sides = latest_common_ancestor(node, {})
+        if ancestor is None or any(n.kind == "weight" or n.discrete or n.function in _EXACT for n in chain(*sides)):
+            continue
+        straight = [all(n.kind == "scaling" for n in side) for side in sides]
+        end = node.inputs[1 if straight[0] else 0]
+        centres = end.function in REDUCTIONS and node.function in SUBTRACTIONS  # x - x.mean() does not grow
+        if straight[0] != straight[1] and not centres:
+            found.append(WeightlessBranch(node, end, _dominators(end, ancestor)))
+            inside.update(*sides)
+    return found[::-1]
+
+
+def _dominators(end: Node, start: Node) -> list[Node]:
+    """The nodes that every path from `start` to `end` goes by, the last first, `end` included."""
+    found, seen, heap = [], {end}, [(-end.index, end)]
+    while heap:
+        _, node = heapq.heappop(heap)
+        if not heap:
+            found.append(node)
+        for source in node.inputs:
+            if source.index > start.index and source not in seen:
+                seen.add(source)
+                heapq.heappush(heap, (-source.index, source))
+    return found
+
+
 def _layer_reader(model: nn.Module, flow: Flow, plain: PlainSums) -> Layers:
     """Returns a function from nodes to layers of a plan; a node that multiplies by several parameters gives several."""
     before, after = _activated(flow.nodes), _read_through_activation(flow.nodes)
@@ -145,6 +205,7 @@ def _layer_reader(model: nn.Module, flow: Flow, plain: PlainSums) -> Layers:
                 tied=is_tied(weight.module, weight.parameter),
                 nonzero=node in nonzero,
                 share=plain.shares.get(node, 1),
+                modulates=_modulates(node),
             )
             for node in nodes
             for weight in node.weights
@@ -171,13 +232,33 @@ def _fused_parts(layer: Node) -> int:
     if node is not layer:
         return 1 if pieces[0].function == "__getitem__" else len(pieces)  # halves of each head, for rotary embeddings
     outputs = 1 if layer.weights[0].convolution else len(node.shape) - 1
-    return 1 if node.shape[outputs] == pieces[0].shape[outputs] else len(pieces)
+    by_step = len(pieces[0].shape) < len(node.shape)  # y[:, t] for each t, as a recurrence by hand reads it
+    return 1 if by_step or node.shape[outputs] == pieces[0].shape[outputs] else len(pieces)
 
 
 def _are_split(pieces: list[Node]) -> bool:
     """Whether one call, or one index for each, splits a tensor into these pieces."""
     names = {piece.function for piece in pieces}
     return len(names) == 1 and (names <= SPLITS or names <= {"select", "__getitem__"})
+
+
+def _modulates(layer: Node) -> bool:
+    """Whether one vector per sample, the layer's output, multiplies and shifts all positions of a signal, and no more.
+
+    Such a layer conditions a network on a time or a class. Its output goes straight to products and sums that are
+    larger than itself.
+    """
+    seen, stack, multiplies = {layer}, [layer], False
+    while stack:
+        node = stack.pop()
+        for user in node.users:
+            if len(user.inputs) == 1 and user.kind in ("scaling", "other"):
+                stack += [user] if user not in seen else []
+                seen.add(user)
+            elif prod(user.shape) <= prod(node.shape) or not (user.kind == "gate" or user.function in SUMS):
+                return False
+            multiplies = multiplies or user.kind == "gate"
+    return multiplies
 
 
 def _branch(
@@ -270,17 +351,13 @@ def _stages(sums: Sequence[ResidualSum]) -> list[int]:
     sizes: list[int] = []
     previous: ResidualSum | None = None
     for s in sums:
-        if previous and _resolution(previous, s) == _resolution(s, previous) and _follows(s.node, previous.node):
+        alike = previous is not None and _resolution(previous, s) == _resolution(s, previous)
+        if previous and alike and any(previous.node in n.inputs for n in _between(previous.node, s.node)):
             sizes[-1] += 1
         else:
             sizes.append(1)
         previous = s
     return sizes
-
-
-def _follows(node: Node, earlier: Node) -> bool:
-    """Whether a node depends on an earlier one."""
-    return any(earlier in between.inputs for between in _between(earlier, node))
 
 
 def _between(start: Node, end: Node) -> set[Node]:

@@ -125,7 +125,8 @@ class Flow:
         outputs: The nodes of the tensors that the model returned.
         overwritten: The nodes whose value is written into, other than by a module with an option `inplace`.
         several_inputs: The modules that are called with more than one tensor.
-        weights_read: The normalizers whose weight other code reads.
+        norm_tensors_read: The normalizers of which other code reads a parameter or buffer, each with its name; of
+            several, one other than `weight`.
         normalizing: The calls of functions that normalize, by module and function.
         lost: Where values of the signal left torch, by module and function.
         output_is_lost: Whether the model returned tensors, and none of them depends on the input.
@@ -140,7 +141,7 @@ class Flow:
         self.outputs: set[Node] = set()
         self.overwritten: set[Node] = set()
         self.several_inputs: set[str] = set()
-        self.weights_read: set[str] = set()
+        self.norm_tensors_read: dict[str, str] = {}
         self.normalizing: dict[tuple[str, str], None] = {}
         self.lost: dict[tuple[str, str], None] = {}
         self.output_is_lost = False
@@ -366,6 +367,10 @@ def tensors_of(tree: Any) -> list[Tensor]:
     """The tensors in a tree of arguments or results, also those in dataclasses."""
     if isinstance(tree, Tensor):
         return [tree]
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return []
+    if type(tree) in (tuple, list, dict):  # much faster than `tree_leaves`, and nearly all trees are of this kind
+        return [tensor for part in (tree.values() if type(tree) is dict else tree) for tensor in tensors_of(part)]
     found: list[Tensor] = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):

@@ -69,11 +69,12 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
     Raises:
         ValueError: If the model does not run on the example.
     """
+    kept = _identities(model)
     try:
-        return _record_meta(model, args, kwargs)
+        return _record_meta(model, args, kwargs, kept)
     except Exception as without_values:  # whatever the model's own code raises
         try:
-            return _record_values(model, args, kwargs)
+            return _record_values(model, args, kwargs, kept)
         except Exception as error:
             # On an example without values the second run adds no information.
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
@@ -92,24 +93,35 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
             ) from cause
 
 
-def _record_meta(model: nn.Module, args: Any, kwargs: Any) -> Flow:
+def _identities(model: nn.Module) -> set[str]:
+    """The parameters outside of weight layers that are an identity matrix, which mixes streams: no method draws it."""
+    return {
+        f"{name}.{key}" if name else key
+        for name, module in model.named_modules()
+        for key, p in (() if isinstance(module, WEIGHT_LAYERS) else module._parameters.items())
+        if p is not None and p.dim() == 2 and p.shape[0] == p.shape[1] and not p.is_meta
+        if torch.equal(p.detach(), torch.eye(len(p)).to(p))
+    }
+
+
+def _record_meta(model: nn.Module, args: Any, kwargs: Any, kept: set[str]) -> Flow:
     args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
     with on_meta(model):
-        return _run_recorded(model, args, kwargs)
+        return _run_recorded(model, args, kwargs, kept)
 
 
-def _record_values(model: nn.Module, args: Any, kwargs: Any) -> Flow:
+def _record_values(model: nn.Module, args: Any, kwargs: Any, kept: set[str]) -> Flow:
     if any(t.is_meta for t in (*model.parameters(), *tensors_of((args, kwargs)))):
         raise ValueError("a model or example without values")
     twin = deepcopy(model)
     args, kwargs = deepcopy((args, kwargs))  # a model may write into its input
     with preserve_random_state((*twin.parameters(), *tensors_of((args, kwargs)))):
-        return _run_recorded(twin, args, kwargs)
+        return _run_recorded(twin, args, kwargs, kept)
 
 
-def _run_recorded(model: nn.Module, args: Any, kwargs: Any) -> Flow:
+def _run_recorded(model: nn.Module, args: Any, kwargs: Any, kept: set[str]) -> Flow:
     modules = dict(model.named_modules())
-    flow = Flow(WeightUses(dict(model.named_parameters())))
+    flow = Flow(WeightUses({name: p for name, p in model.named_parameters() if name not in kept}))
     flow.add("input", "input", (), (args, kwargs))
     recorder = _Recorder(flow, modules)
     recorder.watch_norms_()
@@ -132,7 +144,7 @@ class _Recorder(Observer):
         self._zeros: list[Tensor] = []
 
     def watch_norms_(self) -> None:
-        """Note the normalizers whose weight is read while they do not run.
+        """Note the parameters and buffers of normalizers that are read while these do not run.
 
         Their classes change. They are restored with the other attributes, or belong to a copy.
         """
@@ -143,9 +155,12 @@ class _Recorder(Observer):
         def subclass(plain: type[nn.Module]) -> type[nn.Module]:
             def attribute(module: nn.Module, key: str) -> Any:
                 name = names.get(id(module), "")
-                if key == "weight" and name not in self.running:
-                    self.flow.weights_read.add(name)
-                return plain.__getattr__(module, key)
+                found = plain.__getattr__(module, key)
+                if isinstance(found, Tensor) and name not in self.running:
+                    self.flow.norm_tensors_read.setdefault(name, key)
+                    if key != "weight":
+                        self.flow.norm_tensors_read[name] = key
+                return found
 
             return type(plain.__name__, (plain,), {"__getattr__": attribute, "__module__": plain.__module__})
 
@@ -200,14 +215,14 @@ class _Recorder(Observer):
         if name in NORMALIZATIONS and (operands or made_inside):
             flow.normalizing[self.home, name] = None
         if self._leaf_depth:
-            out = call.run()
+            out = _run(call)
             if tensors and all(t.dim() < 2 or flow.weights.is_made_from_parameters(t) for t in tensors):
                 flow.weights.derive(name, tensors, out)
             return out
         first = next(iter(flow.read(operands_of(args, kwargs)[:1])), None)
         if operands and name in LEAVES_TORCH:
             flow.lost[self.home, name] = None
-        out = call.run()
+        out = _run(call)
         if name in ZEROS:
             self._zeros.append(out)
         if name in VALUELESS:
@@ -254,6 +269,14 @@ class _Recorder(Observer):
         if name in PRODUCTS or name in MATRIX_PRODUCTS:
             return self.flow.read(tensors)
         return self.flow.read(tensors[:3]) if name == ATTENTION else ()
+
+
+def _run(call: FunctionCall) -> Any:
+    """Run a function; a normalization without values returns an empty tensor, since torch takes long for its shape."""
+    signal = call.args[0] if call.args else None
+    if call.name in NORMALIZATIONS and isinstance(signal, Tensor) and signal.is_meta:
+        return torch.empty_like(signal)
+    return call.run()
 
 
 def _add_attention(flow: Flow, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
@@ -313,14 +336,10 @@ def _is_activation(module: nn.Module) -> bool:
 
 def _name_in_flow(name: str, args: Any, kwargs: Any) -> str:
     """The name of a call's node; 'select' or 'weighted_add' where the arguments change the function's meaning."""
-    if name == "__getitem__" and _has_number(args[1]):
-        return "select"
+    index = args[1] if name == "__getitem__" else ()
+    if any(isinstance(part, int) for part in (index if isinstance(index, tuple) else (index,))):
+        return "select"  # one entry of a dimension, so that the dimension is removed
     return "weighted_add" if name in SUMS and kwargs.get("alpha", 1) != 1 else name  # x + alpha · f
-
-
-def _has_number(index: Any) -> bool:
-    """Whether an index picks one entry of a dimension, and so removes the dimension."""
-    return any(isinstance(part, int) for part in (index if isinstance(index, tuple) else (index,)))
 
 
 def _module_kind(module: nn.Module) -> NodeKind:

@@ -100,6 +100,11 @@ def _resolutions(ctx: InitContext) -> dict[str, _Sizes]:
     """Return the resolutions of every layer, from a forward pass on meta tensors."""
     if isinstance(ctx.example, torch.Tensor):
         shape: tuple[int, ...] = tuple(ctx.example.shape[1:])
+        if not ctx.example.is_floating_point():
+            raise ValueError(
+                f"isograd is meant for ResNets, and expects a batch of images, got values of type {ctx.example.dtype}; "
+                "use 'fixup' for this model"
+            )
     else:
         shape = getattr(ctx.model, "input_shape", ())
         if not shape:
@@ -114,7 +119,13 @@ def _resolutions(ctx: InitContext) -> dict[str, _Sizes]:
     with on_meta(ctx.model):  # removes the hooks afterwards
         for layer, module in ctx.each(ctx.plan.layers()):
             module.register_forward_hook(lambda _m, args, out, name=layer.name: record(name, args[0].shape, out.shape))
-        ctx.model(torch.empty((2, *shape), device="meta"))
+        try:
+            ctx.model(torch.empty((2, *shape), device="meta"))
+        except Exception as error:  # whatever the model's own code raises
+            raise ValueError(
+                "isograd is meant for ResNets, and reads the resolution of each layer from a pass without values, but "
+                f"{type(ctx.model).__name__} failed there ({type(error).__name__}); use 'fixup' for this model"
+            ) from error
     for layer in ctx.plan.layers():
         if layer.name not in sizes:
             raise ValueError(

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
-from normfree.conversion.folding.layer_arrays import LayerArrays, cannot_fold_into
-from normfree.conversion.folding.module_flow import MarkedModel, ModuleFlow
+from normfree.conversion.folding.module_flow import LayerArrays, MarkedModel, ModuleFlow, cannot_fold_into
 from normfree.graph.flow import Node
 from normfree.nn.normalizers import ChannelAffine
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
-from normfree.conversion.folding.layer_arrays import LayerArrays, base_class, cannot_fold_into
-from normfree.conversion.folding.module_flow import MarkedModel, ModuleFlow
+from normfree.conversion.folding.module_flow import LayerArrays, MarkedModel, ModuleFlow, base_class, cannot_fold_into
 from normfree.conversion.folding.units import FoldStep, StepKind, solve_factors_, solve_shifts_
 from normfree.graph.observer import ADDITIONS, SPLITS, VIEWS
 from normfree.nn.normalizers import ChannelAffine, NormPropReLU

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.folding.layer_arrays import LayerArrays
+from normfree.conversion.folding.module_flow import LayerArrays
 
 StepKind = Literal["weight", "affine", "rectify", "pass", "layout", "widen", "sum", "barrier"]
 

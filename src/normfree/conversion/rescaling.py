@@ -1,0 +1,181 @@
+"""Keep the scale of the signal without normalizers: of layers outside the branches, and of branches without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normfree.conversion.changes import Added, Record, Rescaled, listed
+from normfree.graph.observer import FunctionCall, Observer, operands_of
+from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
+from normfree.plan import Layer, ResidualPlan
+
+
+class WeightlessSum(NamedTuple):
+    """A sum x + f(x) on the residual stream whose f has no weights, as pooling or a Fourier transform.
+
+    Attributes:
+        home: The module whose forward pass adds.
+        addition: The number of the addition in it.
+        branch_first: Whether f(x) is the first operand.
+        holder: The module whose multiplier scales f(x) alone; None if there is none.
+    """
+
+    home: str
+    addition: int
+    branch_first: bool
+    holder: str | None
+
+
+@dataclass
+class Rescaling:
+    """The scales that a pass through the converted model has set.
+
+    Attributes:
+        rescaled: A record of each rescaled weight.
+        skipped: The weights that were not rescaled, since no module returns just their product with the signal.
+        multipliers: The values of the multipliers of branches without weights, by the names of their parameters.
+        growing: The modules that add a branch without weights, and without a multiplier, and enlarge the signal.
+    """
+
+    rescaled: list[Rescaled] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    multipliers: dict[str, float] = field(default_factory=dict)
+    growing: list[str] = field(default_factory=list)
+
+    def with_value(self, record: Record) -> Record:
+        """The record of an added multiplier with the value that the pass has set; any other record as it is."""
+        if isinstance(record, Added) and record.name in self.multipliers:
+            return replace(record, value=self.multipliers[record.name])
+        return record
+
+    def parameters(self, model: nn.Module) -> list[Tensor]:
+        """The parameters of the rescaled layers."""
+        names = {record.name.rpartition(".")[0] for record in self.rescaled}
+        return [p for name in names for p in model.get_submodule(name).parameters()]
+
+    def notes(self) -> list[str]:
+        """Notes on what has kept its scale, one sentence each."""
+        skipped = "not rescaled to unit variance, as no single module returns their output"
+        return [*([f"{skipped}: {listed(self.skipped)}"] if self.skipped else []), *self.growth()]
+
+    def growth(self) -> list[str]:
+        """A note on the sums that enlarge the signal, if there are any."""
+        if not self.growing:
+            return []
+        return [
+            "the signal grows at sums of a branch without weights, which no multiplier can scale: "
+            f"{listed(dict.fromkeys(self.growing))}; make that branch a module of its own"
+        ]
+
+
+class _WeightlessScaling(Observer):
+    """Sets the multipliers of branches without weights while the model runs inside `following`.
+
+    With N such sums, each branch becomes 1/N of the stream that it is added to, if it is larger. As pooling and the
+    like return much the same as they read, N sums then multiply the signal by (1 + 1/N)^N, which is at most e.
+
+    A sum whose branch has no multiplier is noted if it makes the signal larger by a fifth or more.
+    """
+
+    def __init__(self, model: nn.Module, sums: Sequence[WeightlessSum], found: Rescaling) -> None:
+        super().__init__()
+        self._model = model
+        self._found = found
+        self._sums = {(found.home, found.addition): found for found in sums}
+        self._homes = {found.home for found in sums}
+
+    def listens(self) -> bool:
+        """Only the functions of modules that add a branch without weights are of interest."""
+        return self.home in self._homes
+
+    @torch.no_grad()
+    def on_function(self, call: FunctionCall) -> Any:
+        """Scale the branch if the function is one of the sums."""
+        found = self._sums.get((self.home, call.addition))
+        if found is None:
+            return call.run()
+        first, second = operands_of(call.args, call.kwargs)
+        branch, stream = (first, second) if found.branch_first else (second, first)
+        size = _rms(stream) or 1.0
+        ratio = _rms(branch) / size
+        if found.holder is None:
+            out = call.run()
+            if _rms(out) > 1.2 * size:
+                self._found.growing.append(found.home)
+            return out
+        name, value = f"{found.holder}.beta", min(1.0, 1 / (len(self._sums) * max(ratio, 1e-12)))
+        self._found.multipliers[name] = value
+        self._model.get_parameter(name).fill_(value)
+        scaled = (first * value, second) if found.branch_first else (first, second * value)
+        return call.function(*scaled, **{key: v for key, v in call.kwargs.items() if key not in ("input", "other")})
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.detach().abs().double().square().mean().sqrt())
+
+
+@contextmanager
+def rescaling_(
+    model: nn.Module, plan: ResidualPlan, weightless: Sequence[WeightlessSum], *, layers: bool
+) -> Iterator[Rescaling]:
+    """Scale branches without weights, and with `layers` the layers outside the branches, while the model runs inside.
+
+    Each layer outside the branches is scaled to unit variance.
+
+    Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at
+    each gate and each activation other than ReLU. So do branches that merge signals. The first layer and the classifier
+    stay as they are.
+    Gates stay as they are, too, as in branches: the next layer corrects the scale. The input of a gate is pooled and
+    hardly varies. If it were scaled to unit variance, gates would learn so fast that EfficientNet diverges at learning
+    rates at which it trains otherwise.
+    A layer that modulates (adaptive layer norm) is scaled to a variance of 1/L, so that L branches, each multiplied by
+    1 + s with such an s, multiply the variance by at most e.
+    """
+    modules = dict(model.named_modules())
+    done: set[str] = set()
+    found = Rescaling()
+
+    def hook(layer: Layer) -> Callable[..., Tensor | None]:
+        @torch.no_grad()
+        def rescale(module: nn.Module, _args: Any, out: Any) -> Tensor | None:
+            if not isinstance(out, Tensor) or layer.path in done:
+                return None
+            std: float = out.std(unbiased=False).item()
+            if not 1e-12 < std < 1e12:
+                return None
+            std *= float(layer.share**0.5)  # parallel layers share the variance of their sum
+            std *= max(len(plan.branches), 1) ** 0.5 if layer.modulates else 1.0
+            if weight_kind(module) != "plain":
+                module.gain.div_(std)  # type: ignore[operator]
+            else:
+                set_weight_(module, getattr(module, layer.parameter) / std, layer.parameter, name=layer.path)
+            done.add(layer.path)
+            found.rescaled.append(Rescaled(layer.path, 1 / std))
+            return out / std  # the layers that follow read the signal at its new scale already
+
+        return rescale
+
+    merging = [layer for branch in plan.branches if branch.merges for layer in branch.layers]
+    candidates = (*plan.stem[1:], *plan.body, *merging) if layers else ()
+    outside = [layer for layer in candidates if not layer.tied and not layer.gate]
+    own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
+    found.skipped = [layer.path for layer in outside if layer not in own]
+    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in own]
+    try:
+        with _WeightlessScaling(model, weightless, found).following(modules) if weightless else nullcontext():
+            yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_whole_module(layer: Layer, module: nn.Module) -> bool:
+    """Whether the module's output is exactly this layer's output."""
+    single = isinstance(module, WEIGHT_LAYERS) or next(module.children(), None) is None
+    return single and bool(layer.name) and layer.parameter == "weight"
