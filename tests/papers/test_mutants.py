@@ -100,7 +100,7 @@ _SLOW_MLP = {**_MLP, "lr": 0.02, "validation": 0.5}
 _IMAGES = {"data": "fashion14", "crop": 0, "flip": False, "batch_size": 32}
 _SENTENCES = {"layer norm|Fixup": {"beam": 1}}
 _PLAIN_MLP = {"epochs": 2, "model": "mlp-21-128"}
-_ROUNDED = {**_IMAGES, "model": "resmlp-8-64-2", "epochs": 2, "lr": 0.003}
+_ROUNDED = {**_IMAGES, "model": "resmlp-8-64-2", "epochs": 2, "lr": 0.0005}
 
 
 @contextmanager
@@ -129,7 +129,7 @@ TRIALS |= {
     "wninit/fig2_right": Trial("wn_no_relu_gain", runs={"^proposed,": _PLAIN_MLP}),
     "wninit/fig3_left": Trial("wn_unit_lengths", runs={"^proposed, 10 ": {}}),
     "wninit/fig3_right": Trial("wn_no_share", runs={"^proposed, 40": _MLP}),
-    "wninit/fig4": Trial("wn_no_share", runs={"^proposed,": {**_MLP, "momentum": 0.5}}),
+    "wninit/fig4": Trial("wn_no_share", runs={"^proposed,": {**_MLP, "momentum": 0.0}}),
     "wninit/table1": Trial("wn_no_share", runs={"^ResNet-14, proposed [+] warm-up": {**_MLP, "epochs": 2}}),
     "robust/fig3": Trial("sqrt_half_left_out", runs={r"^IdShort \(proposed": {"epochs": 3, "validation": 0.25}}),
     "robust/fig6": Trial("sqrt_half_left_out", runs={r"^IdShort \(proposed": {**_MLP, "epochs": 3}}),
