@@ -10,6 +10,7 @@ among the usual tests.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -127,7 +128,7 @@ TRIALS |= {
     "wninit/table2": Trial("wn_no_share", stand_in=_embedded_images_in_colour),
     "wninit/fig2_left": Trial("wn_no_relu_gain", runs={"^proposed, 20": _PLAIN_MLP}),
     "wninit/fig2_right": Trial("wn_no_relu_gain", runs={"^proposed,": _PLAIN_MLP}),
-    "wninit/fig3_left": Trial("wn_unit_lengths", runs={"^proposed, 10 ": {}}),
+    "wninit/fig3_left": Trial("wn_no_relu_gain", runs={"^proposed, 20 layers, lr 0.01": {"model": "cnn-16-32"}}),
     "wninit/fig3_right": Trial("wn_no_share", runs={"^proposed, 40": _MLP}),
     "wninit/fig4": Trial("wn_no_share", runs={"^proposed,": {**_MLP, "momentum": 0.0}}),
     "wninit/table1": Trial("wn_no_share", runs={"^ResNet-14, proposed [+] warm-up": {**_MLP, "epochs": 2}}),
@@ -136,7 +137,7 @@ TRIALS |= {
     "robust/fig7": Trial("sqrt_half_left_out", runs={r"^IdShort \(proposed": {"model": "resmlp-20-64-3", "epochs": 4}}),
     "normdead/sec4_3": Trial("beta_on_the_sum", runs={"^NF, seed": _MLP}),
     "normdead/sec5_2_clipping": Trial("beta_on_the_sum", runs={"^NF, clipped|^batch norm": _MLP}),
-    "normdead/sec4_3_regnet": Trial("clip_inverted", seeds=2, runs={"": {"validation": 0.9, "batch_size": 16}}),
+    "normdead/sec4_3_regnet": Trial("clip_inverted", runs={"": {"validation": 0.9, "batch_size": 16}}),
     "beyond/scalar_rate": Trial("fixup_exponent_sign", runs={"^rate 10/L": _SLOW_MLP}),
     "beyond/scalar_rate_law": Trial(
         "fixup_scalars_fast", 1, "full", runs={"^[0-9]+/L, ": {**_IMAGES, "model": _MLP["model"], "lr": 0.02}}
@@ -165,13 +166,15 @@ UNNOTICED = {  # errors that no claim before training notices; the tests of meth
 FAST = ("fixup/thm1", "normdead/eq1", "normdead/eq3", "normdead/sec2_3")  # together a few seconds
 ERRORS = {name: mutant.error for name, mutant in MUTANTS.items() if name != "nothing"}
 CLAIMS = {claim.id: claim for claim in all_claims()}
-DATA = TemporaryDirectory()  # of made-up sentences; deleted when the process ends
+DATA = TemporaryDirectory()  # of made-up sentences, by process; deleted when the first one ends
 
 
 def judged(claim: Claim, trial: Trial, mutant: str) -> Judgement:
     """Measure a claim with a mutant, and judge it."""
     runs: Any = SmallRuns(trial.runs, mutant) if trial.runs else None
-    settings = Settings(scale=trial.scale, seeds=tuple(range(trial.seeds)), data=Path(DATA.name), runs=runs)
+    settings = Settings(
+        scale=trial.scale, seeds=tuple(range(trial.seeds)), data=Path(DATA.name) / str(os.getpid()), runs=runs
+    )
     with trial.stand_in(), MUTANTS[mutant].plant():
         measurement = claim.measure(settings)
     return judge(claim, {**contents_of(measurement, settings), "scale": trial.scale})
