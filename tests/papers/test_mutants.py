@@ -27,13 +27,17 @@ from unittest.mock import patch
 import pytest
 import torch
 
+import small_runs
 from mutants import MUTANTS
 from normfree.data.images import fashion14
 from normfree.data.images.image_set import Split
+from normfree.models import build
 from normfree.provenance import commit, versions
+from normfree.train import TrainConfig
 from normfree_papers.claims.claim import Claim, Scale, Settings, all_claims, get
 from normfree_papers.claims.judgement import Judgement, judge
 from normfree_papers.claims.reproduction import contents_of
+from normfree_papers.claims.seed_metrics import Trained
 from normfree_papers.wninit import curvature
 from planted_readings import PLANTED, gpu_minutes, refuted
 from small_runs import Changes, SmallRuns
@@ -288,6 +292,35 @@ def test_every_mutant_is_tried() -> None:
     used = {mutant for trial in TRIALS.values() for mutant in f"{trial.mutants} {trial.asides}".split()}
     assert used.isdisjoint(UNNOTICED)
     assert used | set(UNNOTICED) == set(ERRORS)
+
+
+def test_mutants_that_name_methods_change_only_these() -> None:
+    def weights(method: str) -> torch.Tensor:
+        model = build("resmlp-3-16", method, generator=torch.Generator().manual_seed(0))
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    for mutant in (mutant for mutant in MUTANTS.values() if mutant.methods):
+        others = ("he_in", "wn", "nf", "batchnorm", "idshort")
+        before = {method: weights(method) for method in ("fixup", *others)}
+        with mutant.plant():
+            assert mutant.changes("fixup:bias=false")
+            assert not torch.equal(weights("fixup"), before["fixup"]), mutant.error
+            for method in others:
+                assert not mutant.changes(method)
+                assert torch.equal(weights(method), before[method]), mutant.error
+
+
+def test_small_runs_train_what_matches_once_per_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[TrainConfig] = []
+    monkeypatch.setattr(small_runs, "train", lambda config: trained.append(config) or Trained({}, ()))
+    monkeypatch.setattr(SmallRuns, "_trained", {})
+    wanted = {name: TrainConfig(method=name.split()[0]) for name in ("fixup one", "fixup two", "he_in one", "he_in")}
+    for error in ("nothing", "fixup_exponent_sign"):
+        runs = SmallRuns({"^fixup": {"epochs": 1}, "one": {"epochs": 2}}, error)
+        found = runs(wanted)
+        assert list(runs.missing) == [name for name, run in found.items() if run is None] == ["he_in"]
+    # "fixup one" and "fixup two" are the same run, and the error does not change He's weights.
+    assert [(config.method, config.epochs) for config in trained] == [("fixup", 1), ("he_in", 2), ("fixup", 1)]
 
 
 # results/mutants.json

@@ -1,7 +1,8 @@
 """Made-up readings of the claims that need training: some with which a claim holds, and some that refute it.
 
-A claim that no training run has decided cannot be tried with a planted error yet. But its measurement and its checks
-can be: they get made-up runs with the paper's figures, and made-up runs with the figures that the refutation names.
+Such a claim is tried with a planted error in small runs on a CPU only (`small_runs`), by one of its checks. Here its
+measurement and all its checks get made-up runs with the paper's figures, and made-up runs with the figures that the
+refutation names.
 """
 
 import re
@@ -29,7 +30,7 @@ class Planted:
     Attributes:
         holds: With these all measured main checks hold.
         fails: With these, on top of `holds`, the claim fails; the key says what they mean.
-        mutants: Planted errors whose training runs should make it fail, each with the methods that it changes.
+        mutants: Planted errors whose full training runs should make it fail, each with the methods that it changes.
         seeds: Another number of seeds than the claim's.
         values: The readings are the numbers of the checks themselves: there are no training runs.
         remark: What else was found.

@@ -108,13 +108,13 @@ class Entry:
 
     @property
     def _small_runs(self) -> str:
-        """The training runs with which an error was planted, if the claim has any."""
-        changes = {name: text for of in self.mutants.get("small_runs", {}).values() for name, text in of.items()}
+        """The training runs in which an error was planted, if the claim has any: networks and checks."""
         if "small_runs" not in self.mutants:
             return ""
-        network = f" of {changes['model']}" if "model" in changes else ""
-        checks = "; ".join(dict.fromkeys(check for of in self.mutants["broken_by"].values() for check in of))
-        return f" in small training runs{network} on a CPU, by the check on '{checks}'"
+        models = dict.fromkeys(of["model"] for of in self.mutants["small_runs"].values() if "model" in of)
+        networks = f" of {' and '.join(models)}" if models else ""
+        broken = dict.fromkeys(check for checks in self.mutants["broken_by"].values() for check in checks)
+        return f" in small training runs{networks} on a CPU, by the {self.mutants['scale']} check '{'; '.join(broken)}'"
 
     @property
     def folders(self) -> dict[str, str]:
