@@ -34,6 +34,7 @@ from normfree.models.base import BlockBuilder, ResNetShape
 from normfree.models.nonresidual import Highway
 from normfree.nn import normalizers
 from normfree.nn.residual import Residual
+from normfree.nn.sequence import Attention
 from normfree.nn.weight_layers import _RowGain, _SpectralNorm, _Standardized, _WeightNorm
 from normfree.optim.clipping import clip_adaptively_
 from normfree.optim.master_weights import MasterWeights
@@ -271,11 +272,6 @@ MUTANTS: dict[str, Mutant] = {
         _instead(theory, "fixup_scale", lambda true: lambda branches, layers: 1 / true(branches, layers)),
         methods="fixup fixup_bounded",
     ),
-    "fixup_all_zero": Mutant(
-        "Fixup sets every layer of a branch to 0, not only the last",
-        _instead(theory, "fixup_scale", lambda true: lambda branches, layers: 0.0),
-        methods="fixup fixup_bounded",
-    ),
     "scalar_update_root": Mutant(
         "the update of a scalar branch is the root of the sum of squares",
         _instead(theory, "scalar_branch_update", lambda true: lambda a, x=1.0: true(a, x) ** 0.5),
@@ -365,6 +361,10 @@ MUTANTS: dict[str, Mutant] = {
     "normprop_uncentred": Mutant(
         "normalization propagation does not subtract the mean of ReLU",
         _instead(normalizers.NormPropReLU, "mean", lambda true: 0.0),
+    ),
+    "mask_forgotten": Mutant(
+        "a decoder sees the words that it should predict",
+        _instead(Attention, "__init__", lambda true: lambda *args, **kw: true(*args, **{**kw, "causal": False})),
     ),
     # Training
     "masters_rounded": Mutant(
