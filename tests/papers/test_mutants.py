@@ -105,7 +105,7 @@ _SLOW_MLP = {**_MLP, "lr": 0.02, "validation": 0.5}
 _IMAGES = {"data": "fashion14", "crop": 0, "flip": False, "batch_size": 32}
 _SENTENCES = {"^layer norm": {"epochs": 15, "beam": 1}}
 _PLAIN_MLP = {"epochs": 2, "model": "mlp-21-128"}
-_ROUNDED = {**_IMAGES, "model": "resmlp-8-64-2", "epochs": 2, "lr": 0.0005}
+_ROUNDED = {**_IMAGES, "model": "resmlp-8-64-2", "epochs": 2, "lr": 0.003}
 
 
 @contextmanager
@@ -132,7 +132,7 @@ TRIALS |= {
     "wninit/table2": Trial("wn_no_share", stand_in=_embedded_images_in_colour),
     "wninit/fig2_left": Trial("wn_no_relu_gain", runs={"^proposed, 20": _PLAIN_MLP}),
     "wninit/fig2_right": Trial("wn_no_relu_gain", runs={"^proposed,": _PLAIN_MLP}),
-    "wninit/fig3_left": Trial("wn_no_relu_gain", runs={"^proposed, 20 layers, lr 0.01": {"model": "cnn-16-32"}}),
+    "wninit/fig3_left": Trial("wn_no_relu_gain", runs={"^proposed, 20 layers, lr 0.01": {"model": "cnn-14-32"}}),
     "wninit/fig3_right": Trial("wn_no_share", runs={"^proposed, 40": _MLP}),
     "wninit/fig4": Trial("wn_no_share", runs={"^proposed,": {**_MLP, "momentum": 0.0}}),
     "wninit/table1": Trial("wn_no_share", runs={"^ResNet-14, proposed [+] warm-up": {**_MLP, "epochs": 2}}),
@@ -147,8 +147,8 @@ TRIALS |= {
         "fixup_scalars_fast", 1, "full", runs={"^[0-9]+/L, ": {**_IMAGES, "model": _MLP["model"], "lr": 0.02}}
     ),
     "beyond/precision": Trial(
-        "masters_rounded",
-        5,
+        "masters_not_copied",
+        3,
         "full",
         runs={
             "^Fixup, 100 layers, float32": {**_ROUNDED, "precision": "float32"},

@@ -210,11 +210,9 @@ def _last_doubled(hessian: Hessian, vector: Tensor, true: Callable[..., Tensor])
     return out
 
 
-def _round_masters(masters: Any, true: Callable[..., None]) -> None:
-    true(masters)
-    for part, short in masters._short:
-        if short.stop > short.start:
-            masters.values[part].copy_(masters.values[part].bfloat16())
+def _copy_float32_only(masters: Any, true: Callable[..., None]) -> None:
+    if all(short.stop == short.start for _, short in masters._short):
+        true(masters)
 
 
 def _clip_inverted(params: Any, grads: Any, *limits: float) -> None:
@@ -367,9 +365,9 @@ MUTANTS: dict[str, Mutant] = {
         _instead(Attention, "__init__", lambda true: lambda *args, **kw: true(*args, **{**kw, "causal": False})),
     ),
     # Training
-    "masters_rounded": Mutant(
-        "the float32 copies of bf16 weights are rounded to bf16 at every step",
-        _instead(MasterWeights, "copy_to_model_", lambda true: lambda masters: _round_masters(masters, true)),
+    "masters_not_copied": Mutant(
+        "the float32 copies of bf16 weights are not rounded into the model",
+        _instead(MasterWeights, "copy_to_model_", lambda true: lambda masters: _copy_float32_only(masters, true)),
     ),
     "clip_inverted": Mutant(
         "adaptive clipping multiplies by the factor by which it should divide",
