@@ -158,7 +158,8 @@ TRIALS |= {
     "beyond/isograd": Trial("sqrt_half_left_out", runs={"^isograd": {**_MLP, "epochs": 4}}),
     "beyond/equal_budget": Trial("beta_on_the_sum", runs={"^NF, batch 64": {**_MLP, "validation": 0.5}}),
     "beyond/transformer_rates": Trial(
-        "mask_forgotten", 4, runs={"^Fixup, bounded": {"model": "transformer-1-1-32-64-4", "beam": 1}}
+        "mask_forgotten",
+        runs={"^Fixup, bounded": {"model": "transformer-1-1-32-64-4", "epochs": 40, "beam": 1}},
     ),
 }
 FEW = ("fixup/fig3", "fixup/table1", "wninit/sec3", "robust/fig3", "normdead/sec4_3", "beyond/equal_budget")

@@ -226,7 +226,8 @@ PLANTED = {
         {"the data-dependent initialization has the smaller eigenvalue": {"data-dependent - proposed": -0.5}},
         {"wn_no_share": "wn"},
         values=True,
-        remark="it stays undecided, at best, for lack of CIFAR-100; wn_norm_detached does not break it: in WRN-16-1 it "
+        remark="the error was planted on the embedded images in place of CIFAR-10; it stays undecided, at best, for lack "
+        "of CIFAR-100; wn_norm_detached does not break it: in WRN-16-1 it "
         "moves log10 λ of all four initializations by 0.002 to 0.004",
     ),
     "wninit/fig2_left": Planted(
@@ -331,8 +332,8 @@ PLANTED = {
         {"": 60.0},
         {"NF-RegNet-B0 does not train": {"": 10.0}},
         scale="quick",
-        remark="at its quick scale, since the full one lacks ImageNet; the networks are timm's, which no planted error "
-        "changes",
+        remark="at its quick scale, since the full one lacks ImageNet; the networks are timm's, so that only an error "
+        "of the training can break it",
     ),
     "beyond/scalar_rate": Planted(
         {"rate 1,": 10.0, r"rate 0[.]1, .*seed [01]$": 10.0, "": 40.0},
