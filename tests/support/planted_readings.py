@@ -226,9 +226,9 @@ PLANTED = {
         {"the data-dependent initialization has the smaller eigenvalue": {"data-dependent - proposed": -0.5}},
         {"wn_no_share": "wn"},
         values=True,
-        remark="the error was planted on the embedded images in place of CIFAR-10; it stays undecided, at best, for lack "
-        "of CIFAR-100; wn_norm_detached does not break it: in WRN-16-1 it "
-        "moves log10 λ of all four initializations by 0.002 to 0.004",
+        remark="the error was planted on the embedded images in place of CIFAR-10; it stays undecided, at best, for "
+        "lack of CIFAR-100; wn_norm_detached does not break it: in WRN-16-1 it moves log10 λ of all four "
+        "initializations by 0.002 to 0.004",
     ),
     "wninit/fig2_left": Planted(
         _MLPS,
