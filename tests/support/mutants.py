@@ -34,7 +34,10 @@ from normfree.models.base import BlockBuilder, ResNetShape
 from normfree.models.nonresidual import Highway
 from normfree.nn import normalizers
 from normfree.nn.residual import Residual
+from normfree.nn.sequence import Attention
 from normfree.nn.weight_layers import _RowGain, _SpectralNorm, _Standardized, _WeightNorm
+from normfree.optim.clipping import clip_adaptively_
+from normfree.optim.master_weights import MasterWeights
 from normfree.plan import Branch, Layer, Position
 
 Planted = AbstractContextManager[Any]
@@ -42,10 +45,15 @@ Planted = AbstractContextManager[Any]
 
 @dataclass(frozen=True)
 class Mutant:
-    """An error in one line, and the function whose context plants it."""
+    """An error in one line, the function whose context plants it, and the only methods that it changes, if it does."""
 
     error: str
     plant: Callable[[], Planted]
+    methods: str = ""
+
+    def changes(self, method: str) -> bool:
+        """Whether a network of this method may differ by the error."""
+        return not self.methods or method.partition(":")[0] in self.methods.split()
 
 
 # Ways to plant an error
@@ -202,6 +210,18 @@ def _last_doubled(hessian: Hessian, vector: Tensor, true: Callable[..., Tensor])
     return out
 
 
+def _copy_float32_only(masters: Any, true: Callable[..., None]) -> None:
+    if all(short.stop == short.start for _, short in masters._short):
+        true(masters)
+
+
+def _clip_inverted(params: Any, grads: Any, *limits: float) -> None:
+    before = [grad.clone() for grad in grads]
+    clip_adaptively_(params, grads, *limits)
+    for grad, whole in zip(grads, before, strict=True):
+        grad.copy_(torch.where(grad == 0, whole, whole * whole / grad))
+
+
 # The table
 
 _PROPOSED, _BROCK = "idshort learnscalar convshort", "idshort_brock learnscalar_brock convshort_brock"
@@ -233,6 +253,10 @@ MUTANTS: dict[str, Mutant] = {
         "Fixup's scalars learn at 1/L of the rate, whatever scalar_lr says",
         _methods("fixup", lambda m: replace(m, scalar_rate=ScalarRate(1.0, over_branches=True))),
     ),
+    "fixup_scalars_fast": Mutant(
+        "Fixup's scalars learn at the rate of the weights, whatever scalar_lr says",
+        _methods("fixup fixup_bounded", lambda m: replace(m, scalar_rate=ScalarRate(1.0))),
+    ),
     "nf_no_biases": Mutant(
         "NF-ResNets have no biases in their layers", _methods("nf", lambda m: replace(m, layer_bias=False))
     ),
@@ -240,6 +264,11 @@ MUTANTS: dict[str, Mutant] = {
     "fixup_exponent": Mutant(
         "Fixup's exponent is -1/(2m), not -1/(2m-2)",
         _instead(theory, "fixup_scale", lambda true: lambda branches, layers: branches ** (-1 / (2 * layers))),
+    ),
+    "fixup_exponent_sign": Mutant(
+        "Fixup's exponent is 1/(2m-2), not -1/(2m-2)",
+        _instead(theory, "fixup_scale", lambda true: lambda branches, layers: 1 / true(branches, layers)),
+        methods="fixup fixup_bounded",
     ),
     "scalar_update_root": Mutant(
         "the update of a scalar branch is the root of the sum of squares",
@@ -330,6 +359,19 @@ MUTANTS: dict[str, Mutant] = {
     "normprop_uncentred": Mutant(
         "normalization propagation does not subtract the mean of ReLU",
         _instead(normalizers.NormPropReLU, "mean", lambda true: 0.0),
+    ),
+    "mask_forgotten": Mutant(
+        "a decoder sees the words that it should predict",
+        _instead(Attention, "__init__", lambda true: lambda *args, **kw: true(*args, **{**kw, "causal": False})),
+    ),
+    # Training
+    "masters_not_copied": Mutant(
+        "the float32 copies of bf16 weights are not rounded into the model",
+        _instead(MasterWeights, "copy_to_model_", lambda true: lambda masters: _copy_float32_only(masters, true)),
+    ),
+    "clip_inverted": Mutant(
+        "adaptive clipping multiplies by the factor by which it should divide",
+        lambda: _everywhere(clip_adaptively_, _clip_inverted),
     ),
     # Networks and diagnostics
     "bottleneck_expansion": Mutant(

@@ -1,7 +1,8 @@
 """Made-up readings of the claims that need training: some with which a claim holds, and some that refute it.
 
-A claim that no training run has decided cannot be tried with a planted error yet. But its measurement and its checks
-can be: they get made-up runs with the paper's figures, and made-up runs with the figures that the refutation names.
+Such a claim is tried with a planted error in small runs on a CPU only (`small_runs`), by one of its checks. Here its
+measurement and all its checks get made-up runs with the paper's figures, and made-up runs with the figures that the
+refutation names.
 """
 
 import re
@@ -29,7 +30,7 @@ class Planted:
     Attributes:
         holds: With these all measured main checks hold.
         fails: With these, on top of `holds`, the claim fails; the key says what they mean.
-        mutants: Planted errors whose training runs should make it fail, each with the methods that it changes.
+        mutants: Planted errors whose full training runs should make it fail, each with the methods that it changes.
         seeds: Another number of seeds than the claim's.
         values: The readings are the numbers of the checks themselves: there are no training runs.
         remark: What else was found.
@@ -225,8 +226,9 @@ PLANTED = {
         {"the data-dependent initialization has the smaller eigenvalue": {"data-dependent - proposed": -0.5}},
         {"wn_no_share": "wn"},
         values=True,
-        remark="it stays undecided, at best, for lack of CIFAR-100; wn_norm_detached does not break it: in WRN-16-1 it "
-        "moves log10 λ of all four initializations by 0.002 to 0.004",
+        remark="the error was planted on the embedded images in place of CIFAR-10; it stays undecided, at best, for "
+        "lack of CIFAR-100; wn_norm_detached does not break it: in WRN-16-1 it moves log10 λ of all four "
+        "initializations by 0.002 to 0.004",
     ),
     "wninit/fig2_left": Planted(
         _MLPS,
@@ -330,8 +332,8 @@ PLANTED = {
         {"": 60.0},
         {"NF-RegNet-B0 does not train": {"": 10.0}},
         scale="quick",
-        remark="at its quick scale, since the full one lacks ImageNet; the networks are timm's, which no planted error "
-        "changes",
+        remark="at its quick scale, since the full one lacks ImageNet; the networks are timm's, so that only an error "
+        "of the training can break it",
     ),
     "beyond/scalar_rate": Planted(
         {"rate 1,": 10.0, r"rate 0[.]1, .*seed [01]$": 10.0, "": 40.0},

@@ -90,19 +90,31 @@ class Entry:
     @property
     def breaks(self) -> str:
         """The planted errors that make the claim fail, in words."""
-        if broken := self.mutants.get("broken_by"):
-            return f"fails with {', '.join(broken)}"
+        broken, readings = self.mutants.get("broken_by"), self.mutants.get("fails_with_readings")
         if self.claim.unbreakable:
             return f"none can make it fail: {self.claim.unbreakable}"
-        if "broken_by" in self.mutants:
-            return "none of those tried makes it fail"
-        if readings := self.mutants.get("fails_with_readings"):
+        if broken:
+            texts = [f"fails with {', '.join(broken)}" + self._small_runs]
+        elif broken is not None:
+            texts = ["none of those tried makes it fail"]
+        else:
+            texts = ["not yet in training runs" if readings else "not yet tested"]
+        if readings:
             minutes = self.mutants["gpu_minutes_of_mutants"]
             runs = " and ".join(f"{mutant} (about {time} GPU minutes)" for mutant, time in minutes.items())
-            texts = [f"not yet in training runs; with made-up runs it fails if {', or if '.join(readings)}"]
+            texts += [f"with made-up runs it fails if {', or if '.join(readings)}"]
             texts += [f"to be trained with the claim: {runs}"] if runs else []
-            return "; ".join([*texts, *filter(None, [self.mutants.get("remark")])])
-        return "not yet tested"
+        return "; ".join([*texts, *filter(None, [self.mutants.get("remark")])])
+
+    @property
+    def _small_runs(self) -> str:
+        """The training runs in which an error was planted, if the claim has any: networks and checks."""
+        if "small_runs" not in self.mutants:
+            return ""
+        models = dict.fromkeys(of["model"] for of in self.mutants["small_runs"].values() if "model" in of)
+        networks = f" of {' and '.join(models)}" if models else ""
+        broken = dict.fromkeys(check for checks in self.mutants["broken_by"].values() for check in checks)
+        return f" in small training runs{networks} on a CPU, by the {self.mutants['scale']} check '{'; '.join(broken)}'"
 
     @property
     def folders(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from normfree.report.panels import Curve, Panel, ReferenceLine
@@ -222,27 +223,19 @@ def points_panel(
 # Sweeps over learning rates
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One run of a sweep: the name of the initialization, the layers, the learning rate and the seed."""
+def by_seed(tried: Mapping[float, Mapping[int, Trained]], *, whole: bool) -> dict[int, dict[float, Trained]]:
+    """The runs of every seed by rate.
 
-    label: str
-    depth: int
-    rate: float
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.label}, {self.depth} layers, lr {self.rate:g}, seed {self.seed}"
+    With `whole`, only seeds for which all rates were tried: only then can a network be said not to train.
+    """
+    runs = {seed: {rate: by[seed] for rate, by in tried.items() if seed in by} for by in tried.values() for seed in by}
+    return {seed: of for seed, of in sorted(runs.items()) if len(of) == len(tried) or not whole}
 
 
 def best_rates(tried: Mapping[float, Mapping[int, Trained]], *, whole: bool) -> dict[int, tuple[float, Trained]]:
-    """The rate and the run that are best on the held-out images, by seed.
-
-    With `whole`, only seeds for which all rates were tried.
-    """
-    runs = {seed: {rate: by[seed] for rate, by in tried.items() if seed in by} for by in tried.values() for seed in by}
-    counted = {seed: of for seed, of in sorted(runs.items()) if len(of) == len(tried) or not whole}
-    return {seed: max(of.items(), key=lambda pair: held_out(pair[1])) for seed, of in counted.items()}
+    """The rate and the run that are best on the held-out images, by seed; `whole` as above."""
+    found = by_seed(tried, whole=whole)
+    return {seed: max(of.items(), key=lambda pair: held_out(pair[1])) for seed, of in found.items()}
 
 
 def held_out(run: Trained) -> float:
@@ -252,13 +245,15 @@ def held_out(run: Trained) -> float:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep, and the numbers that follow from them.
+    """The runs of a sweep by initialization, layers and learning rate, and the numbers that follow from them.
 
     `diverged` is the accuracy of a diverged run, and `trains` the least accuracy of a trained one, in per cent.
     """
 
-    wanted: tuple[Setting, ...]
-    runs: Mapping[Setting, Trained]
+    labels: tuple[str, ...]
+    depths: tuple[int, ...]
+    rates: tuple[float, ...]
+    runs: Runs
     diverged: float
     trains: float
 
@@ -274,26 +269,12 @@ class Sweep:
         trains: float,
     ) -> Sweep:
         """Train the network of every depth with every method at every rate; `methods` is keyed by the names to show."""
-        configs = {
-            Setting(label, depth, rate, seed): config.with_changes(method=method, lr=rate, seed=seed)
-            for seed in settings.seeds
-            for depth, config in networks.items()
-            for label, method in methods.items()
-            for rate in rates
+        rows = {
+            (label, depth, rate): networks[depth].with_changes(method=methods[label], lr=rate)
+            for depth, label, rate in product(networks, methods, rates)
         }
-        found = settings.train({str(setting): config for setting, config in configs.items()})
-        runs = {setting: trained for setting in configs if (trained := found[str(setting)]) is not None}
-        return cls(tuple(configs), runs, diverged, trains)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the initializations, in order."""
-        return tuple(dict.fromkeys(setting.label for setting in self.wanted))
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """The depths, in order."""
-        return tuple(dict.fromkeys(setting.depth for setting in self.wanted))
+        runs = settings.train_rows(rows, "{}, {} layers, lr {:g}")
+        return cls(tuple(methods), tuple(networks), tuple(rates), runs, diverged, trains)
 
     def accuracy(self, run: Trained) -> float:
         """Test accuracy of a run."""
@@ -303,26 +284,13 @@ class Sweep:
         """Accuracy on the augmented training images over the last epoch."""
         return training_accuracy(run, self.diverged)
 
-    def rates(self, label: str, depth: int, *, whole: bool) -> dict[int, dict[float, Trained]]:
-        """The runs of an initialization at a depth, by seed and rate.
-
-        With `whole`, only seeds for which all rates were tried: only then can a network be said not to train.
-        """
-        asked = self._asked(label, depth)
-        there = {seed: {s.rate: self.runs[s] for s in all_of if s in self.runs} for seed, all_of in asked.items()}
-        return {seed: runs for seed, runs in there.items() if runs and (len(runs) == len(asked[seed]) or not whole)}
-
-    def _asked(self, label: str, depth: int | None = None) -> dict[int, list[Setting]]:
-        """The settings of an initialization by seed, at one depth or at all."""
-        asked: dict[int, list[Setting]] = {}
-        for setting in self.wanted:
-            if setting.label == label and depth in (None, setting.depth):
-                asked.setdefault(setting.seed, []).append(setting)
-        return asked
+    def tried(self, label: str, depth: int) -> dict[float, dict[int, Trained]]:
+        """The runs of an initialization at a depth, by rate and seed."""
+        return {rate: self.runs[label, depth, rate] for rate in self.rates}
 
     def best(self, label: str, depth: int, *, whole: bool) -> dict[int, Trained]:
         """The run that is best on the held-out images, by seed."""
-        return {seed: max(runs.values(), key=held_out) for seed, runs in self.rates(label, depth, whole=whole).items()}
+        return {seed: run for seed, (_, run) in best_rates(self.tried(label, depth), whole=whole).items()}
 
     def accuracies(self, label: str, depth: int, *, whole: bool) -> Numbers:
         """Test accuracy at the best rate, by seed."""
@@ -332,16 +300,13 @@ class Sweep:
         """The largest rate that trains, by seed; 0 where none does."""
         return {
             seed: max((rate for rate, run in runs.items() if self.accuracy(run) >= self.trains), default=0.0)
-            for seed, runs in self.rates(label, depth, whole=whole).items()
+            for seed, runs in by_seed(self.tried(label, depth), whole=whole).items()
         }
 
     def shares(self, label: str) -> Numbers:
         """The share of all depths and rates that train, by seed; a seed with a missing run is left out."""
-        return {
-            seed: sum(self.accuracy(self.runs[s]) >= self.trains for s in all_of) / len(all_of)
-            for seed, all_of in self._asked(label).items()
-            if all(s in self.runs for s in all_of)
-        }
+        trained = self.runs.numbers(lambda run: float(self.accuracy(run) >= self.trains))
+        return combined([trained[label, depth, rate] for depth, rate in product(self.depths, self.rates)], mean)
 
     def allows(self, label: str, other: str, factor: float) -> Numbers:
         """The fraction of depths at which `label` trains at `factor` times the largest rate that trains with `other`.

@@ -12,7 +12,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.readings import does_not_train, reading, trains
-from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, Sweep, combined, held_out, mean, minus
+from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, Sweep, by_seed, combined, held_out, mean, minus
 
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}
@@ -105,7 +105,7 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
     for label in sweep.labels:
         found = []
         for depth in sweep.depths:
-            runs = next(iter(sweep.rates(label, depth, whole=False).values()), {})
+            runs = next(iter(by_seed(sweep.tried(label, depth), whole=False).values()), {})
             alive = {rate: held_out(run) for rate, run in runs.items() if not run.diverged}
             found += [f"{max(alive, key=lambda rate: alive[rate]):g} at {depth} layers"] if alive else []
         best += [f"{label} {', '.join(found)}"] if found else []
@@ -147,7 +147,8 @@ def fig2_right(settings: Settings) -> Measurement:
     shares = {label: sweep.shares(label) for label in sweep.labels}
     curves = []
     for label in sweep.labels:
-        jobs = sorted((sweep.accuracy(run) for s, run in sweep.runs.items() if s.label == label), reverse=True)
+        runs = [run for (row, *_), seeds in sweep.runs.items() if row == label for run in seeds.values()]
+        jobs = sorted(map(sweep.accuracy, runs), reverse=True)
         curves += [Curve(label, tuple(jobs))] if jobs else []
     title = "test accuracy of every job, " + (_EMBEDDED if settings.quick else "MNIST")
     return Measurement(

@@ -6,6 +6,7 @@ Reference: Arpit, Campos, Bengio 2019, sections 5.1 and 5.2. All errors are in p
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 from normfree.report import Column, Table
@@ -251,28 +252,20 @@ def table1(settings: Settings) -> Measurement:
     the ResNets and starts WRN-40-10 from orthogonal weights.
     """
     networks = (_STAND_IN,) if settings.quick else tuple(_PRINTED)
-    wanted = {
-        (network, row, rate, seed): config.with_changes(seed=seed)
-        for seed in settings.seeds
-        for network in networks
-        for row in _ROWS
+    rows = {
+        (network, row, rate): config
+        for network, row in product(networks, _ROWS)
         for rate, config in _configs(network, row, quick=settings.quick).items()
     }
-    names = {key: f"{key[0]}, {key[1]}, lr {key[2]:g}, seed {key[3]}" for key in wanted}
-    found = settings.train({names[key]: config for key, config in wanted.items()})
+    runs = settings.train_rows(rows, "{}, {}, lr {:g}")
     best: dict[tuple[str, str], dict[int, Trained]] = {}
     chosen: dict[tuple[str, str], list[str]] = {}
-    for network in networks:
-        for row in _ROWS:
-            tried: dict[float, dict[int, Trained]] = {}
-            for key in wanted:
-                if key[:2] == (network, row):
-                    run = found[names[key]]
-                    tried.setdefault(key[2], {}).update({} if run is None else {key[3]: run})
-            # A baseline counts only if all its rates were tried.
-            if chosen_runs := best_rates(tried, whole=row != "proposed + warm-up"):
-                best[network, row] = {seed: run for seed, (_, run) in chosen_runs.items()}
-                chosen[network, row] = [f"{rate:g}" for rate, _ in chosen_runs.values()]
+    for place in product(networks, _ROWS):
+        tried = {rate: runs[*place, rate] for *other, rate in rows if tuple(other) == place}
+        # A baseline counts only if all its rates were tried.
+        if chosen_runs := best_rates(tried, whole=place[1] != "proposed + warm-up"):
+            best[place] = {seed: run for seed, (_, run) in chosen_runs.items()}
+            chosen[place] = [f"{rate:g}" for rate, _ in chosen_runs.values()]
     errors = Runs(best).numbers(error)
     columns = errors.named("{}, {}")
     for network in networks:

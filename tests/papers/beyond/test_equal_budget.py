@@ -3,7 +3,7 @@
 import pytest
 
 from made_up_runs import checks_that, measure
-from normfree_papers.beyond.equal_budget import BATCHES, EPOCHS, RATES, affordable_epochs, config_of
+from normfree_papers.beyond.accuracy import BATCHES, EPOCHS, RATES, affordable_epochs, config_of
 from normfree_papers.claims.claim import get
 from normfree_papers.claims.run_training import gpu_seconds
 from normfree_papers.claims.seed_metrics import Trained

@@ -310,12 +310,19 @@ def test_stand_ins_departures_precision_and_planted_errors_stand_beside_the_verd
     proxy = made_up(proxy="CIFAR-10 in place of ImageNet", departures=("ten epochs", "one rate"), precision="float64")
     other = made_up("other", unbreakable="it counts parameters")
     refuted = {"fails_with_readings": {"it diverges": ["one"]}, "gpu_minutes_of_mutants": {"no_scale": 7}}
-    planted = {proxy.id: {"broken_by": {"no_scale": ["one"]}}, "fixup/third": {**refuted, "remark": "one seed only"}}
+    small = {"broken_by": {"no_scale": ["one"]}, "scale": "quick", "small_runs": {"^he": {"model": "mlp-3-16"}, "": {}}}
+    planted = {
+        proxy.id: {"broken_by": {"no_scale": ["one"]}},
+        "fixup/third": {**refuted, "remark": "one seed only"},
+        "fixup/fifth": {**refuted, **small},
+        "fixup/sixth": {"broken_by": {}},
+    }
     write_json(tmp_path / "mutants.json", {"claims": planted})
     for claim in (proxy, other):
         store(tmp_path, claim)
-    text = Reader(text_of(tmp_path, proxy, other, made_up("third"), made_up("fourth"))).text
-    assert "4 claims: 1 holds, 2 not run; 1 on a stand-in for the paper's data or networks: 1 holds." in text
+    rest = (made_up(name) for name in ("third", "fourth", "fifth", "sixth"))
+    text = Reader(text_of(tmp_path, proxy, other, *rest)).text
+    assert "6 claims: 1 holds, 4 not run; 1 on a stand-in for the paper's data or networks: 1 holds." in text
     for words in (
         "✓ holds (stand-in)",
         "Stand-in: CIFAR-10 in place of ImageNet",
@@ -326,6 +333,9 @@ def test_stand_ins_departures_precision_and_planted_errors_stand_beside_the_verd
         "Planted errors: not yet in training runs; with made-up runs it fails if it diverges; to be trained with the "
         "claim: no_scale (about 7 GPU minutes); one seed only",
         "Planted errors: not yet tested",
+        "Planted errors: fails with no_scale in small training runs of mlp-3-16 on a CPU, by the quick check 'one'; "
+        "with made-up runs it fails if it diverges; to be trained with the claim: no_scale (about 7 GPU minutes)",
+        "Planted errors: none of those tried makes it fail",
     ):
         assert words in text
     sections = page(entries(tmp_path, [proxy, other]), tmp_path, tmp_path).sections

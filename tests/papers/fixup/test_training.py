@@ -13,7 +13,7 @@ from normfree_papers.claims.claim import Measurement, get
 from normfree_papers.claims.judgement import Judgement, checks_at
 from normfree_papers.claims.run_training import gpu_seconds
 from normfree_papers.claims.seed_metrics import Trained
-from normfree_papers.fixup import rules, training
+from normfree_papers.fixup import training
 
 TRAINED = ("fixup/fig3", "fixup/table1", "fixup/fig4", "fixup/table4", "fixup/sec3")
 SEEDS = (0, 1, 2)
@@ -270,7 +270,7 @@ def test_large_scale_that_trains_fails_figure_4():
 def test_unscaled_weights_are_he_s():
     """`without_rule_2` undoes the factor: the weights are those of He fan-out, whatever the depth."""
     for depth in (22, 58):
-        model = build(f"wrn-{depth}-1", rules.without_rule_2(depth), generator=torch.Generator().manual_seed(0))
+        model = build(f"wrn-{depth}-1", training.without_rule_2(depth), generator=torch.Generator().manual_seed(0))
         for branch in model.plan.branches[1:]:
             w = model.get_submodule(branch.layers[0].name).weight.detach()
             assert float(w.square().mean()) * 9 * w.shape[0] / 2 == pytest.approx(1.0, rel=0.15)

@@ -7,8 +7,7 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import get
 from normfree_papers.claims.run_training import gpu_seconds
 from normfree_papers.claims.seed_metrics import Trained
-from normfree_papers.normdead.performance import steps_that_train
-from normfree_papers.normdead.regnets import grey_nf_regnet
+from normfree_papers.normdead.performance import grey_nf_regnet, steps_that_train
 
 PAR, CLIPPING, REGNETS = (get(f"normdead/{name}") for name in ("sec4_3", "sec5_2_clipping", "sec4_3_regnet"))
 
