@@ -1,0 +1,191 @@
+"""Builds the documentation site: collects the pages, runs zensical on them, and checks every link.
+
+Run `make docs`, or `python website/build.py [FOLDER]`; the default folder is `site`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from example_pages import NAMES, example_page, index_page
+from link_check import broken_links
+from markdown_pages import ROOT, Links, Page, document, for_python_markdown, promoted, sections
+from methods_page import EQUATION, formula, methods_page
+
+import normfree
+
+HERE = Path(__file__).parent
+STAGE = ROOT / "build" / "website"
+
+PLAIN = {  # documents that are one page each
+    "docs/start.md": "index.md",
+    "docs/frameworks.md": "frameworks.md",
+    "docs/diagnosis.md": "diagnosis.md",
+    "docs/kernels.md": "kernels.md",
+    "docs/reliability.md": "reliability.md",
+    "docs/findings.md": "findings.md",
+    "docs/benchmarks.md": "benchmarks.md",
+    "docs/design.md": "design.md",
+    "docs/moved.md": "moved.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
+GUIDES = {  # sections of docs/guide.md by their page
+    "guides/convert.md": ("Convert your own model",),
+    "guides/debug.md": ("See where the signal goes",),
+    "guides/train.md": ("Build and train in your own loop", "Train", "Translate, and other Transformers"),
+    "guides/reproduce.md": ("Reproduce the papers' claims",),
+}
+EXAMPLES_OF = {  # the examples that belong to a guide
+    "guides/convert.md": ("convert_timm", "convert_gpt2", "private_training"),
+    "guides/debug.md": ("debug_training", "thousand_layers"),
+    "guides/train.md": ("training_loop", "thousand_layers", "add_a_method"),
+}
+API = {  # every public name, by what it is for; records that they take or return follow
+    "Build": ("build", "discover", "initialize_", "ResidualPlan"),
+    "Convert": ("convert", "convert_", "fold_", "fold_batchnorm"),
+    "Diagnose": ("diagnose", "Monitor"),
+    "Optimize": ("param_groups", "clip_grad_agc_", "find_lr"),
+    "Train": ("TrainConfig", "recipe", "fit", "evaluate", "load"),
+    "Compare and extend": ("compare", "register"),
+}
+RECORDS = {
+    "Diagnose": ("normfree.diagnostics.Diagnosis", "normfree.diagnostics.verdict.Verdict"),
+    "Optimize": ("normfree.optim.rate_search.RateSearch",),
+    "Train": ("normfree.train.RunResult",),
+    "Compare and extend": ("normfree.methods.Method", "normfree.methods.Law", "normfree.methods.Rule"),
+}
+FILTER = '<div class="filter" data-kinds="{kinds}"></div>\n\n'
+
+
+def guide_pages() -> list[Page]:
+    """Return the four guides, which are sections of docs/guide.md."""
+    parts = sections(document("docs/guide.md"))
+    used = [heading for headings in GUIDES.values() for heading in headings]
+    if unused := set(parts) - {"", *used}:
+        raise ValueError(f"expected every section of docs/guide.md in GUIDES, found {sorted(unused)} in no guide")
+    pages = []
+    for path, headings in GUIDES.items():
+        if len(headings) == 1:
+            text = promoted(parts[headings[0]])
+        else:
+            text = "# Train without normalization\n\n" + "\n".join(parts[heading] for heading in headings)
+        if examples := EXAMPLES_OF.get(path):
+            links = ", ".join(f"[{name}](../examples/{name}.py)" for name in examples)
+            text += f"\nExamples that run: {links}.\n"
+        pages.append(Page(path, text, "docs/guide.md"))
+    return pages
+
+
+def claim_pages() -> list[Page]:
+    """Return the ledger of claims as a page with a filter, and a page per paper."""
+    pages = []
+    for heading, text in sections(document("docs/claims.md")).items():
+        if heading == "Contents":
+            continue
+        if not heading:
+            contents = sections(document("docs/claims.md"))["Contents"]
+            text += "\n" + FILTER.format(kinds="holds,fails,undecided,not run") + contents
+            pages.append(Page("claims/index.md", text, "docs/claims.md"))
+        else:
+            name = heading.partition(":")[0].lower().replace("what was not run", "not-run")
+            pages.append(Page(f"claims/{name}.md", _formulas(_promoted_claims(text)), "docs/claims.md"))
+    return pages
+
+
+def _promoted_claims(text: str) -> str:
+    """Return the section of a paper as a page; its anchor stays that of the title."""
+    return promoted(text)
+
+
+def _formulas(text: str) -> str:
+    """Return claims with the indices and powers in the paper's statements set as such."""
+
+    def set_line(match: re.Match[str]) -> str:
+        line = re.sub(r"\\?_\{([^}]*)\}", r"<sub>\1</sub>", match.group(0))
+        line = re.sub(r"(?<=\w)\\?_(\w)\b", r"<sub>\1</sub>", line)
+        return re.sub(r"\^\{([^}]*)\}|\^\(([^)]*)\)", lambda m: f"<sup>{m.group(1) or m.group(2)}</sup>", line)
+
+    return re.sub(r"^\*The paper:\* .*$", set_line, text, flags=re.M)
+
+
+def api_page() -> str:
+    """Return the reference of the public names, which mkdocstrings fills in from their docstrings."""
+    named = {name for names in API.values() for name in names}
+    if named != set(normfree.__all__) - {"__version__"}:
+        raise ValueError(f"expected every public name in API, differing: {named ^ set(normfree.__all__)}")
+    lines = ["# Python interface", "", "`import normfree as nf` loads nothing; every name loads on first use.", ""]
+    for title, names in API.items():
+        lines += [f"## {title}", ""]
+        for name in (*(normfree._PUBLIC[name] + "." + name for name in names), *RECORDS.get(title, ())):
+            lines += [f"::: {name}", ""]
+    return "\n".join(lines)
+
+
+def collected() -> list[Page]:
+    """Return all pages of the site, with the links of the repository."""
+    readme = sections(document("README.md"))
+    pages = [Page(path, document(source), source) for source, path in PLAIN.items()]
+    pages += [*guide_pages(), *claim_pages()]
+    models = document("docs/models.md").replace(
+        "\n| model | method |", "\n" + FILTER.format(kinds="learns,slow,diverges,refused") + "| model | method |", 1
+    )
+    pages.append(Page("models.md", models, "docs/models.md"))
+    pages.append(Page("commands.md", promoted(readme["On the command line"]), "README.md"))
+    pages.append(Page("methods.md", methods_page(readme["What to use when"]), "README.md"))
+    pages.append(Page("api.md", api_page(), "docs/api.md"))
+    pages.append(Page("examples/index.md", index_page(), "examples/index.md"))
+    pages += [Page(f"examples/{name}.md", example_page(name), f"examples/{name}.py") for name in NAMES]
+    return pages
+
+
+def stage(folder: Path) -> None:
+    """Write the settings, the pages and the files that they link to into a folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pages = collected()
+    links = Links(pages)
+    for page in pages:
+        path = folder / "pages" / page.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = for_python_markdown(links.rewritten(page))
+        equation = re.compile(r"^    x_?\S* = p\( c · .*$", re.M)  # the equation of the documents
+        path.write_text(equation.sub(lambda _: formula(EQUATION, block=True), text), encoding="utf-8")
+    for name in links.files:
+        target = folder / "pages" / "files" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, target)
+    shutil.copytree(HERE / "assets", folder / "pages" / "assets")
+    shutil.copyfile(HERE / "zensical.toml", folder / "zensical.toml")
+
+
+def build(site: Path) -> int:
+    """Build the site, and return its number of pages.
+
+    Raises:
+        ValueError: If zensical fails or warns, or if a link leads nowhere.
+    """
+    stage(STAGE)
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    done = subprocess.run(command, cwd=STAGE, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    if done.returncode or re.search(r"warn|error", said, re.I):
+        raise ValueError(f"expected a build without warnings, zensical says:\n{said}")
+    if broken := broken_links(STAGE / "site"):
+        raise ValueError("expected every link to lead somewhere, these do not:\n" + "\n".join(broken))
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.move(STAGE / "site", site)
+    return len(list(site.rglob("*.html")))
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "site"
+    try:
+        count = build(target)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    print(f"{count} pages in {target}; open index.html, or for the search: python -m http.server -d {target}")
