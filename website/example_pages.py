@@ -12,10 +12,16 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples"
 OUTPUT = FOLDER / "output"
-NAMES = (
-    "debug_training", "convert_timm", "convert_gpt2", "thousand_layers", "private_training", "add_a_method",
-    "training_loop",
-)  # fmt: skip
+TITLES = {
+    "debug_training": "Debug a network that does not train",
+    "convert_timm": "Convert a timm model",
+    "convert_gpt2": "Convert a GPT-2",
+    "thousand_layers": "1,000 layers",
+    "private_training": "Private training",
+    "add_a_method": "Add a method",
+    "training_loop": "A training loop of your own",
+}
+NAMES = tuple(TITLES)
 NOTEBOOKS = NAMES[:3]
 
 
@@ -44,31 +50,31 @@ def pictures(name: str) -> list[Path]:
 def example_page(name: str) -> str:
     """Return the page of an example: its code, output and pictures."""
     stored = (OUTPUT / f"{name}.txt").read_text(encoding="utf-8")
-    title = name.replace("_", " ").capitalize().replace("timm", "a timm model").replace("gpt2", "a GPT-2")
-    lines = [f"# {title}", "", summary(name), ""]
+    lines = [f"# {TITLES[name]}", "", summary(name), ""]
     lines += [f"Run it from the clone: `python examples/{name}.py`", ""]
     if name in NOTEBOOKS:
-        lines += [f"[The same as a notebook](../examples/{name}.ipynb)", ""]
+        lines += [f"[The same as a notebook]({name}.ipynb)", ""]
     lines += ["## Code", "", "```python", source(name).rstrip(), "```", ""]
     lines += ["## Output", "", "```text", stored.rstrip(), "```", ""]
     for picture in pictures(name):
-        lines += [f"![{picture.stem.replace('_', ' ')}](../examples/output/{picture.name})", ""]
+        lines += [f"![{picture.stem.replace('_', ' ')}](output/{picture.name})", ""]
     return "\n".join(lines)
 
 
 def index_page() -> str:
-    """Return the page that lists the examples."""
+    """Return the page that lists the examples, examples/README.md."""
     times = json.loads((OUTPUT / "runs.json").read_text(encoding="utf-8"))
     lines = [
         "# Examples",
         "",
-        "Each is a script of at most 80 lines that uses public names only and runs on a CPU. The tests run them, and"
-        " compare what they print with the output that is shown.",
+        "Each is a script of at most 80 lines that runs on a CPU and uses public names only. The tests run them, and",
+        "compare what they print with the stored output. `make examples` writes outputs, pictures, notebooks and this"
+        " page.",
         "",
-        "| example | what it shows | seconds, one thread |",
+        "| example | what it shows | CPU seconds |",
         "| --- | --- | ---: |",
     ]
-    lines += [f"| [{name}]({name}.md) | {summary(name)} | {times[name]['seconds']:.0f} |" for name in NAMES]
+    lines += [f"| [{TITLES[name]}]({name}.py) | {summary(name)} | {times[name]['seconds']:.0f} |" for name in NAMES]
     lines += ["", "A sweep over many machines is not among them: normfree has no support for clusters yet.", ""]
     return "\n".join(lines)
 

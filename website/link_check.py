@@ -26,7 +26,7 @@ class _Reader(HTMLParser):
 def broken_links(site: Path) -> list[str]:
     """Return 'page: target' for every link that leads nowhere, or to the network for something the page needs."""
     pages: dict[Path, _Reader] = {}
-    for path in site.rglob("*.html"):
+    for path in sorted(site.rglob("*.html")):
         pages[path.resolve()] = reader = _Reader()
         reader.feed(path.read_text(encoding="utf-8"))
     broken = []

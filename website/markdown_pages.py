@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^ *(```|~~~)")
 ANCHOR = re.compile(r'^<a id="([\w-]+)"></a>\n+(#+ .*)$', re.M)
+FILES = {".png", ".svg", ".json", ".jsonl", ".toml", ".ipynb"}  # files that pages may link to
 ITEM = re.compile(r"^( *)([-*]|\d+\.) +")
 
 
@@ -40,10 +41,8 @@ def slug(heading: str) -> str:
 
 def anchors(text: str) -> set[str]:
     """Return the anchors of a Markdown text: its headings, and those that it sets itself."""
-    headings = re.findall(r"^#+ (.*?)(?: \{ #[\w-]+ \})?$", text, re.M)
-    return {slug(heading) for heading in headings} | set(re.findall(r'<a id="([\w-]+)"|\{ #([\w-]+) \}', text) and [
-        first or second for first, second in re.findall(r'<a id="([\w-]+)"|\{ #([\w-]+) \}', text)
-    ])  # fmt: skip
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {slug(heading) for heading in headings} | set(re.findall(r'<a id="([\w-]+)"', text))
 
 
 def document(name: str) -> str:
@@ -153,7 +152,7 @@ class Links:
             if place == page.path and anchor:
                 return f"{image}[{text}](#{anchor})"
             suffix = f"#{anchor}" if anchor else ""
-        elif (ROOT / source).is_file() and Path(source).suffix in {".png", ".svg", ".json", ".jsonl", ".toml", ".ipynb"}:
+        elif (ROOT / source).is_file() and Path(source).suffix in FILES:
             self.files.add(source)
             place, suffix = f"files/{source}", ""
         else:

@@ -11,6 +11,7 @@ from normfree.methods import Law, Method, get, names
 from normfree.methods.method import description
 
 EQUATION = r"x_{l+1} = p\bigl(c\,(a\,h(s) + \beta\,f(e(\alpha\,x_l)) + \delta)\bigr)"
+SCALARS = r"c, a, \beta, \alpha, \delta"
 TITLES = {
     "norm-free": "Methods without normalization",
     "initialization": "Initializations alone",
@@ -123,11 +124,12 @@ def methods_page(when: str) -> str:
         f"| {formula('h')} | the shortcut: identity, 1×1 convolution, or subsampling |",
         f"| {formula('s')} | what the shortcut reads: the block's input, or the output of the entry |",
         f"| {formula('p')} | the operation after the sum: an activation, or nothing |",
-        f"| {formula('c, a, beta, alpha, delta'.replace('beta', chr(92) + 'beta').replace('alpha', chr(92) + 'alpha').replace('delta', chr(92) + 'delta'))} | scalars, fixed or learnable; those that are not shown below are neutral |",
+        f"| {formula(SCALARS)} | scalars, fixed or learnable; those that are not shown below are neutral |",
         f"| {formula('m')} | the number of layers of a branch; {formula('B_k')}: branches of stage {formula('k')} |",
         "",
         when,
-        "`normfree methods` prints the table, and `normfree methods NAME` the text of one. Options follow the name, as in"
+        "",
+        "`normfree methods` prints the table, and `normfree methods NAME` the text of one. Options follow the name:"
         " `hanin:r=0.8`.",
         "",
     ]

@@ -3,8 +3,10 @@ function makeFilter(place) {
   if (place.childElementCount) return;
   const kinds = place.dataset.kinds.split(",");
   const rows = [];
+  const tables = [];
   for (const table of document.querySelectorAll(".md-content table")) {
     if (!(place.compareDocumentPosition(table) & Node.DOCUMENT_POSITION_FOLLOWING)) continue;
+    tables.push(table);
     let first = ""; // an empty first cell repeats the one above it
     for (const row of table.querySelectorAll("tbody tr")) {
       const head = row.cells[0].textContent.trim();
@@ -33,6 +35,7 @@ function makeFilter(place) {
       if (entry.repeated) entry.cell.textContent = wanted.length || kind.value !== "all" ? entry.repeated : "";
       shown += visible;
     }
+    for (const table of tables) table.hidden = ![...table.tBodies[0].rows].some((row) => !row.hidden);
     count.textContent = `${shown} of ${rows.length}`;
   }
   words.addEventListener("input", apply);

@@ -1,6 +1,6 @@
 """Builds the documentation site: collects the pages, runs zensical on them, and checks every link.
 
-Run `make docs`, or `python website/build.py [FOLDER]`; the default folder is `site`.
+Run `make docs`, or `python website/build_site.py [FOLDER]`; the default folder is `site`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from example_pages import NAMES, example_page, index_page
+import normfree
+from example_pages import NAMES, TITLES, example_page
 from link_check import broken_links
 from markdown_pages import ROOT, Links, Page, document, for_python_markdown, promoted, sections
 from methods_page import EQUATION, formula, methods_page
-
-import normfree
 
 HERE = Path(__file__).parent
 STAGE = ROOT / "build" / "website"
@@ -31,6 +30,7 @@ PLAIN = {  # documents that are one page each
     "docs/benchmarks.md": "benchmarks.md",
     "docs/design.md": "design.md",
     "docs/moved.md": "moved.md",
+    "examples/README.md": "examples/index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
@@ -76,7 +76,7 @@ def guide_pages() -> list[Page]:
         else:
             text = "# Train without normalization\n\n" + "\n".join(parts[heading] for heading in headings)
         if examples := EXAMPLES_OF.get(path):
-            links = ", ".join(f"[{name}](../examples/{name}.py)" for name in examples)
+            links = ", ".join(f"[{TITLES[name]}](../examples/{name}.py)" for name in examples)
             text += f"\nExamples that run: {links}.\n"
         pages.append(Page(path, text, "docs/guide.md"))
     return pages
@@ -94,13 +94,8 @@ def claim_pages() -> list[Page]:
             pages.append(Page("claims/index.md", text, "docs/claims.md"))
         else:
             name = heading.partition(":")[0].lower().replace("what was not run", "not-run")
-            pages.append(Page(f"claims/{name}.md", _formulas(_promoted_claims(text)), "docs/claims.md"))
+            pages.append(Page(f"claims/{name}.md", _formulas(promoted(text)), "docs/claims.md"))
     return pages
-
-
-def _promoted_claims(text: str) -> str:
-    """Return the section of a paper as a page; its anchor stays that of the title."""
-    return promoted(text)
 
 
 def _formulas(text: str) -> str:
@@ -137,9 +132,9 @@ def collected() -> list[Page]:
     )
     pages.append(Page("models.md", models, "docs/models.md"))
     pages.append(Page("commands.md", promoted(readme["On the command line"]), "README.md"))
-    pages.append(Page("methods.md", methods_page(readme["What to use when"]), "README.md"))
+    when = readme["What to use when"].partition("\n\nEvery method")[0]
+    pages.append(Page("methods.md", methods_page(when), "README.md"))
     pages.append(Page("api.md", api_page(), "docs/api.md"))
-    pages.append(Page("examples/index.md", index_page(), "examples/index.md"))
     pages += [Page(f"examples/{name}.md", example_page(name), f"examples/{name}.py") for name in NAMES]
     return pages
 
