@@ -183,4 +183,4 @@ if __name__ == "__main__":
         count = build(target)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    print(f"{count} pages in {target}; open index.html, or for the search: python -m http.server -d {target}")
+    print(f"{count} pages in {target}; open {target / 'index.html'}")
