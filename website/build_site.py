@@ -109,6 +109,11 @@ def _formulas(text: str) -> str:
     return re.sub(r"^\*The paper:\* .*$", set_line, text, flags=re.M)
 
 
+def _unbroken(row: re.Match[str]) -> str:
+    """Return the row of a table in which no line breaks between a sign and the word or number behind it."""
+    return re.sub(r"(?<=[✓✗◐–<≥≤]) (?=[\w.])", "\N{NO-BREAK SPACE}", row.group(0))
+
+
 def api_page() -> str:
     """Return the reference of the public names, which mkdocstrings fills in from their docstrings."""
     named = {name for names in API.values() for name in names}
@@ -148,6 +153,7 @@ def stage(folder: Path) -> None:
         path = folder / "pages" / page.path
         path.parent.mkdir(parents=True, exist_ok=True)
         text = for_python_markdown(links.rewritten(page))
+        text = re.sub(r"^\|.*$", _unbroken, text, flags=re.M)
         equation = re.compile(r"^    x_?\S* = p\( c · .*$", re.M)  # the equation of the documents
         path.write_text(equation.sub(lambda _: formula(EQUATION, block=True), text), encoding="utf-8")
     for name in links.files:
