@@ -9,13 +9,14 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import normfree
 from example_pages import NAMES, TITLES, example_page
 from link_check import broken_links
 from markdown_pages import ROOT, Links, Page, document, for_python_markdown, promoted, sections
-from methods_page import EQUATION, formula, methods_page
+from methods_page import EQUATION, formula, markdown_text, methods_page
 
 HERE = Path(__file__).parent
 STAGE = ROOT / "build" / "website"
@@ -60,6 +61,12 @@ RECORDS = {
     "Train": ("normfree.train.RunResult",),
     "Compare and extend": ("normfree.methods.Method", "normfree.methods.Law", "normfree.methods.Rule"),
 }
+CONSTRUCTED = {  # classes that users make themselves, which therefore show their arguments
+    "normfree.diagnostics.Monitor",
+    "normfree.methods.Method",
+    "normfree.methods.Law",
+    "normfree.methods.Rule",
+}
 FILTER = '<div class="filter" data-kinds="{kinds}"></div>\n\n'
 
 
@@ -94,7 +101,8 @@ def claim_pages() -> list[Page]:
             pages.append(Page("claims/index.md", text, "docs/claims.md"))
         else:
             name = heading.partition(":")[0].lower().replace("what was not run", "not-run")
-            pages.append(Page(f"claims/{name}.md", _formulas(promoted(text)), "docs/claims.md"))
+            text = _formulas(promoted(text)).replace("\\`", "`")
+            pages.append(Page(f"claims/{name}.md", text, "docs/claims.md"))
     return pages
 
 
@@ -124,7 +132,32 @@ def api_page() -> str:
         lines += [f"## {title}", ""]
         for name in (*(normfree._PUBLIC[name] + "." + name for name in names), *RECORDS.get(title, ())):
             lines += [f"::: {name}", ""]
+            if name in CONSTRUCTED:
+                lines[-1:] = ["    options:", "      merge_init_into_class: true", ""]
+            if name.endswith("TrainConfig"):
+                lines += ["The page of [settings](settings.md) lists the arguments.", ""]
     return "\n".join(lines)
+
+
+def settings_page() -> str:
+    """Return the settings of a training run, with their defaults and meanings."""
+    listing = normfree.TrainConfig().to_toml(explained=True)
+    rows = re.findall(r"^(?:# )?(\w+) = (.*?) +# (.*)$", listing, re.M)
+    if len(rows) != len(fields(normfree.TrainConfig)):
+        raise ValueError(f"expected a line for every setting, got {len(rows)} in:\n{listing}")
+    lines = [
+        "# Settings of a run",
+        "",
+        "These are all settings of `nf.TrainConfig`. `--set NAME=VALUE` of `normfree train` changes one, and",
+        "`normfree train RECIPE --show` prints those of a recipe as TOML. `--config FILE` reads such a file.",
+        "",
+        "| setting | default | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for name, default, meaning in rows:
+        shown = "none" if default == "…" else f"`{default}`"
+        lines.append(f"| `{name}` | {shown} | {markdown_text(meaning).replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
 
 
 def collected() -> list[Page]:
@@ -140,6 +173,7 @@ def collected() -> list[Page]:
     when = readme["What to use when"].partition("\n\nEvery method")[0]
     pages.append(Page("methods.md", methods_page(when), "README.md"))
     pages.append(Page("api.md", api_page(), "docs/api.md"))
+    pages.append(Page("settings.md", settings_page(), "docs/settings.md"))
     pages += [Page(f"examples/{name}.md", example_page(name), f"examples/{name}.py") for name in NAMES]
     return pages
 

@@ -93,14 +93,21 @@ def method_section(name: str) -> str:
         "Options": ", ".join(f"`{key}={value}`" for key, value in method.options.items()),
         "Reference": method.reference,
     }
-    lines += [f"- *{fact}:* {_shown(text)}" for fact, text in facts.items() if text]
+    lines += [f"- *{fact}:* {markdown_text(text)}" for fact, text in facts.items() if text]
     more = [part for part in description(name).split("\n\n")[1:] if not part.startswith("Reference:")]
     if more:
-        lines += ["", "<details markdown><summary>More</summary>", "", _shown("\n\n".join(more)), "", "</details>"]
+        lines += [
+            "",
+            "<details markdown><summary>More</summary>",
+            "",
+            markdown_text("\n\n".join(more)),
+            "",
+            "</details>",
+        ]
     return "\n".join(lines) + "\n"
 
 
-def _shown(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Return a text in which no sign is Markdown by accident; code in backquotes stays."""
     parts = re.split(r"(`[^`]*`)", text)
     safe = [re.sub(r"([*_\[\]^~])", r"\\\1", escape(part, quote=False)) for part in parts[::2]]
