@@ -8,9 +8,10 @@ from html import escape
 from latex2mathml.converter import convert
 
 from normfree.methods import Law, Method, get, names
-from normfree.methods.method import description
+from normfree.methods.method import description, options_text
 
 EQUATION = r"x_{l+1} = p\bigl(c\,(a\,h(s) + \beta\,f(e(\alpha\,x_l)) + \delta)\bigr)"
+GREEK = {"alpha": r"\alpha", "beta": r"\beta", "delta": r"\delta"}
 SCALARS = r"c, a, \beta, \alpha, \delta"
 TITLES = {
     "norm-free": "Methods without normalization",
@@ -40,8 +41,7 @@ WEIGHTS = {  # the main initializations; others stay as text
         r" \gamma^2 = \frac{2}{1-1/\pi}"
     ),
     "plain; He fan-out (Transformers: Xavier) × L^(-1/(2m-2)), last and classifier 0, scalar biases": (
-        r"\mathrm{Var}[W] = \frac{2}{n_\mathrm{out}}\,L^{-1/(m-1)},\quad"
-        r" \text{last layer of a branch and classifier } 0"
+        r"\mathrm{Var}[W] = \frac{2}{n_\mathrm{out}}\,L^{-1/(m-1)}"
     ),
     "weight norm; orthogonal, g = √(γ·fan_in/fan_out)": (
         r"W = g\,\frac{v}{\lVert v \rVert},\quad g = \sqrt{\gamma\,\frac{n_\mathrm{in}}{n_\mathrm{out}}},\quad"
@@ -64,19 +64,21 @@ def law_latex(law: Law) -> str:
     return value + (r"\ \text{at first, learnable}" if law.learnable else "")
 
 
+def present_laws(method: Method) -> dict[str, Law]:
+    """Return the laws of the scalars that are not neutral."""
+    return {name: law for name, law in method.rule.laws().items() if law.text not in ("1", "none")}
+
+
 def residual_latex(method: Method) -> str:
-    """Return the residual equation of a method: neutral scalars are left out, and the others are given behind it."""
-    laws = method.rule.laws()
-    present = {name: law for name, law in laws.items() if law.text not in ("1", "none")}
+    """Return the residual equation of a method, without the scalars that are neutral."""
+    present = present_laws(method)
     shortcut = "x_l" if method.h == "identity" else "h(s)"
     shortcut = rf"a\,{shortcut}" if "a" in present else shortcut
     branch = r"f(\alpha\,x_l)" if "alpha" in present else "f(x_l)"
     branch = rf"\beta\,{branch}" if "beta" in present else branch
     total = f"{shortcut} + {branch}" + (r" + \delta" if "delta" in present else "")
     total = rf"c\,({total})" if "c" in present else total
-    greek = {"alpha": r"\alpha", "beta": r"\beta", "delta": r"\delta"}
-    rules = [rf"{greek.get(name, name)} = {law_latex(law)}" for name, law in present.items()]
-    return rf"x_{{l+1}} = p\bigl({total}\bigr)" + "".join(rf",\quad {rule}" for rule in rules)
+    return rf"x_{{l+1}} = p\bigl({total}\bigr)"
 
 
 def method_section(name: str) -> str:
@@ -84,13 +86,16 @@ def method_section(name: str) -> str:
     method = get(name)
     lines = [f"### {name}", "", f"{method.summary[0].upper()}{method.summary[1:]}.", ""]
     lines += [formula(residual_latex(method), block=True), ""]
+    laws = [rf"{GREEK.get(name, name)} = {law_latex(law)}" for name, law in present_laws(method).items()]
+    if laws:
+        lines += ["with " + ", ".join(formula(law) for law in laws), ""]
     if method.weights in WEIGHTS:
         lines += [formula(WEIGHTS[method.weights], block=True), ""]
     facts = {
         "Shortcut": method.h,
         "Weights": method.weights,
         "Networks": ", ".join(method.skips),
-        "Options": ", ".join(f"`{key}={value}`" for key, value in method.options.items()),
+        "Options": ", ".join(f"`{option}`" for option in options_text(method.options, "\n").splitlines()),
         "Reference": method.reference,
     }
     lines += [f"- *{fact}:* {markdown_text(text)}" for fact, text in facts.items() if text]
@@ -110,7 +115,7 @@ def method_section(name: str) -> str:
 def markdown_text(text: str) -> str:
     """Return a text in which no sign is Markdown by accident; code in backquotes stays."""
     parts = re.split(r"(`[^`]*`)", text)
-    safe = [re.sub(r"([*_\[\]^~])", r"\\\1", escape(part, quote=False)) for part in parts[::2]]
+    safe = [re.sub(r"([*_\[\]])", r"\\\1", escape(part, quote=False)) for part in parts[::2]]
     return "".join(a + b for a, b in zip(safe, [*parts[1::2], ""], strict=True))
 
 
