@@ -68,7 +68,7 @@ docs: $(STAMP) ## build the documentation site in site/ (half a minute)
 	@PYTHONPATH=src $(PY) website/build_site.py
 
 .PHONY: examples
-examples: $(STAMP) ## run the examples, and store their outputs, pictures and notebooks (3 minutes)
+examples: $(STAMP) ## run the examples, and store their outputs, pictures and notebooks (2 minutes)
 	@PYTHONPATH=src OMP_NUM_THREADS=1 $(PY) -W ignore website/example_runs.py
 
 .PHONY: benchmarks-page

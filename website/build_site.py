@@ -61,11 +61,13 @@ RECORDS = {
     "Train": ("normfree.train.RunResult",),
     "Compare and extend": ("normfree.methods.Method", "normfree.methods.Law", "normfree.methods.Rule"),
 }
-CONSTRUCTED = {  # classes that users make themselves, which therefore show their arguments
-    "normfree.diagnostics.Monitor",
-    "normfree.methods.Method",
-    "normfree.methods.Law",
-    "normfree.methods.Rule",
+CONSTRUCTED = ("Monitor", "Method", "Law", "Rule")  # classes that users make themselves: they show their arguments
+MEMBERS = {  # what users call on an object
+    "Diagnosis": ("save", "to_json"),
+    "Verdict": ("word", "is_healthy", "at_least"),
+    "Monitor": ("step", "save"),
+    "RateSearch": ("save",),
+    "TrainConfig": ("with_changes", "to_toml", "from_toml"),
 }
 FILTER = '<div class="filter" data-kinds="{kinds}"></div>\n\n'
 
@@ -131,10 +133,11 @@ def api_page() -> str:
     for title, names in API.items():
         lines += [f"## {title}", ""]
         for name in (*(normfree._PUBLIC[name] + "." + name for name in names), *RECORDS.get(title, ())):
-            lines += [f"::: {name}", ""]
-            if name in CONSTRUCTED:
-                lines[-1:] = ["    options:", "      merge_init_into_class: true", ""]
-            if name.endswith("TrainConfig"):
+            short = name.rpartition(".")[2]
+            lines += [f"::: {name}", "    options:"]
+            lines += [f"      merge_init_into_class: {str(short in CONSTRUCTED).lower()}"]
+            lines += [f"      members: [{', '.join(MEMBERS.get(short, ()))}]", ""]
+            if short == "TrainConfig":
                 lines += ["The page of [settings](settings.md) lists the arguments.", ""]
     return "\n".join(lines)
 

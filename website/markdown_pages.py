@@ -58,7 +58,7 @@ def sections(text: str) -> dict[str, str]:
         fenced ^= bool(FENCE.match(line))
         if line.startswith("## ") and not fenced:
             current = line.removeprefix("## ")
-            moved = []  # an anchor above a heading belongs to it
+            moved: list[str] = []  # an anchor above a heading belongs to it
             last = parts[list(parts)[-1]]
             while last and (not last[-1].strip() or last[-1].startswith("<a id=")):
                 moved.insert(0, last.pop())

@@ -72,7 +72,7 @@ def present_laws(method: Method) -> dict[str, Law]:
 def residual_latex(method: Method) -> str:
     """Return the residual equation of a method, without the scalars that are neutral."""
     present = present_laws(method)
-    shortcut = "x_l" if method.h == "identity" else "h(s)"
+    shortcut = "x_l" if method.h == "identity" or "a" in present else "h(s)"
     shortcut = rf"a\,{shortcut}" if "a" in present else shortcut
     branch = r"f(\alpha\,x_l)" if "alpha" in present else "f(x_l)"
     branch = rf"\beta\,{branch}" if "beta" in present else branch
@@ -84,7 +84,8 @@ def residual_latex(method: Method) -> str:
 def method_section(name: str) -> str:
     """Return the section of one method."""
     method = get(name)
-    lines = [f"### {name}", "", f"{method.summary[0].upper()}{method.summary[1:]}.", ""]
+    named = method.summary.split()[0] in names()  # begins with the name of a method, which stays small
+    lines = [f"### {name}", "", (method.summary if named else method.summary[0].upper() + method.summary[1:]) + ".", ""]
     lines += [formula(residual_latex(method), block=True), ""]
     laws = [rf"{GREEK.get(name, name)} = {law_latex(law)}" for name, law in present_laws(method).items()]
     if laws:

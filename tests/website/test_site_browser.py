@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import griffe  # noqa: F401  (the file is left out where the packages of the site are missing)
 import latex2mathml  # noqa: F401
@@ -103,9 +103,12 @@ def test_every_page_opens_without_an_error(site: Path, address: str, open_tab: O
         assert unloaded == [], path
 
 
-@pytest.mark.parametrize("width", [390, 768])
-def test_no_page_scrolls_sideways(site: Path, address: str, open_tab: Open, width: int) -> None:
+@pytest.mark.parametrize(("width", "media"), [(390, "screen"), (768, "screen"), (720, "print")])
+def test_no_page_is_too_wide(
+    site: Path, address: str, open_tab: Open, width: int, media: Literal["screen", "print"]
+) -> None:
     tab = open_tab(width=width)
+    tab.emulate_media(media=media)
     for path in paths(site):
         tab.goto(address + path)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, path
