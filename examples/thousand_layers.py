@@ -24,7 +24,7 @@ def linear_accuracy() -> float:
     return ((new_points @ weights).argmax(dim=1) == new_classes).float().mean().item()
 
 
-def train(model: nn.Module, steps: int = 80) -> str:
+def train(model: nn.Module, steps: int = 100) -> str:
     """Train a model until it diverges or all steps are done, and return its accuracy on new points."""
     optimizer = torch.optim.SGD(nf.param_groups(model, lr=0.05), momentum=0.9)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)

@@ -55,7 +55,7 @@ def example_page(name: str) -> str:
     if name in NOTEBOOKS:
         lines += [f"[The same as a notebook]({name}.ipynb)", ""]
     lines += ["## Code", "", "```python", source(name).rstrip(), "```", ""]
-    lines += ["## Output", "", "```text", stored.rstrip(), "```", ""]
+    lines += ["## Output", "", "``` { .text .output }", stored.rstrip(), "```", ""]
     for picture in pictures(name):
         lines += [f"![{picture.stem.replace('_', ' ')}](output/{picture.name})", ""]
     return "\n".join(lines)
