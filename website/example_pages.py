@@ -79,7 +79,7 @@ def index_page() -> str:
         "",
         "They show how to use the library, and do not rank methods: each has one seed, and a task, a size and a rate",
         "that were chosen after some tries so that it trains in seconds. At 1,000 layers Fixup did not learn two other",
-        "tasks in as few steps; the converted GPT-2 diverged at twice its rate, the original did not; and the ResNet-32",
+        "tasks in as few steps; the converted GPT-2 diverged at twice its rate, the original did not; the ResNet-32",
         "of the training loop did not learn without clipping.",
     ]
     lines += ["", "A sweep over many machines is not among them: normfree has no support for clusters yet.", ""]
