@@ -63,6 +63,14 @@ claims: $(STAMP) ## write docs/claims.md and draw all pictures from the stored r
 mutants: $(STAMP) ## plant errors in the library and write which claims notice them to results/mutants.json
 	@PYTHONPATH=src:tests/support OMP_NUM_THREADS=1 $(PY) tests/papers/test_mutants.py $(CLAIMS)
 
+.PHONY: docs
+docs: $(STAMP) ## build the documentation site in site/ (half a minute)
+	@PYTHONPATH=src $(PY) website/build_site.py
+
+.PHONY: examples
+examples: $(STAMP) ## run the examples, and store their outputs, pictures and notebooks (2 minutes)
+	@PYTHONPATH=src OMP_NUM_THREADS=1 $(PY) -W ignore website/example_runs.py
+
 .PHONY: benchmarks-page
 benchmarks-page: $(STAMP) ## write docs/benchmarks.md from the stored results
 	@$(PY) benchmarks/page.py
@@ -82,8 +90,8 @@ faults: $(STAMP) ## inject faults into stored files and processes, and count the
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'faults and not gpu and not browser' tests
 
 .PHONY: browser
-browser: $(STAMP) ## test the HTML pages in Chromium (install the package chromium first)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/papers/claims/test_ledger.py
+browser: $(STAMP) ## test the HTML pages and the documentation site in Chromium (install the package chromium first)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/website tests/papers/claims/test_ledger.py
 
 .PHONY: check
 check: $(STAMP) ## check lint, formatting and types

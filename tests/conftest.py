@@ -29,8 +29,9 @@ def _torchvision_loads() -> bool:
 
 # A file that imports one of these at its top is not collected where the package is not installed.
 OPTIONAL = {
-    "PIL", "curvlinops", "hypothesis", "jinja2", "lightning", "matplotlib", "onnx", "onnxruntime", "opacus",
-    "playwright", "sacrebleu", "scipy", "sentencepiece", "tensorboard", "timm", "torchvision", "transformers",
+    "PIL", "curvlinops", "griffe", "hypothesis", "jinja2", "latex2mathml", "lightning", "matplotlib", "onnx",
+    "onnxruntime", "opacus", "playwright", "sacrebleu", "scipy", "sentencepiece", "tensorboard", "timm", "torchvision",
+    "transformers", "zensical",
 }  # fmt: skip
 _uncollected: list[str] = []
 

@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 
 # Python imports this module when it starts, so that the packages look as if they were not installed.
 HIDDEN = (
-    "PIL", "curvlinops", "hypothesis", "jinja2", "lightning", "matplotlib", "onnx", "onnxruntime", "onnxscript",
-    "opacus", "playwright", "pytorch_lightning", "sacrebleu", "scipy", "sentencepiece", "tensorboard", "timm",
-    "torchvision", "transformers",
+    "PIL", "curvlinops", "griffe", "hypothesis", "jinja2", "latex2mathml", "lightning", "matplotlib", "mkdocstrings",
+    "onnx", "onnxruntime", "onnxscript", "opacus", "playwright", "pytorch_lightning", "sacrebleu", "scipy",
+    "sentencepiece", "tensorboard", "timm", "torchvision", "transformers", "zensical",
 )  # fmt: skip
 SITE = f"""
 import importlib.machinery, sys

@@ -67,6 +67,13 @@ def test_readme_example_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monk
     require_fixup_start(scope["loss"])
 
 
+def test_start_example_runs_as_printed() -> None:
+    scope: dict[str, object] = {}
+    (block,) = python_blocks("docs/start.md")
+    run_block(block, "docs/start.md", scope)
+    assert isinstance(scope["optimizer"], torch.optim.SGD)
+
+
 def test_guide_examples_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
@@ -99,7 +106,7 @@ def test_benchmarks_page_is_made_from_the_stored_results() -> None:
 DOCUMENTS = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guide.md", "docs/design.md", "docs/benchmarks.md",
     "docs/findings.md", "docs/frameworks.md", "docs/kernels.md", "docs/moved.md", "docs/models.md",
-    "docs/reliability.md", "SECURITY.md", "benchmarks/README.md",
+    "docs/reliability.md", "docs/start.md", "SECURITY.md", "benchmarks/README.md", "examples/README.md",
 ]  # fmt: skip
 
 
@@ -111,8 +118,8 @@ def test_links_lead_to_files(document: str) -> None:
             assert ((ROOT / document).parent / target).exists(), target
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/guide.md"])
-def test_commands_name_verbs_and_options_that_exist(document: str) -> None:
+@pytest.mark.parametrize(("document", "least"), [("README.md", 8), ("docs/guide.md", 8), ("docs/start.md", 4)])
+def test_commands_name_verbs_and_options_that_exist(document: str, least: int) -> None:
     import typer
 
     from normfree.cli.verbs import app
@@ -121,7 +128,7 @@ def test_commands_name_verbs_and_options_that_exist(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     found = re.findall(r"\bnormfree ([a-z]+)((?: +[^`#\n&|]+)?)", text)
     commands = [(verb, words) for verb, words in found if verb in verbs]
-    assert len(commands) >= 8
+    assert len(commands) >= least
     for verb, words in commands:
         command = verbs[verb]
         options = {name for parameter in command.params for name in parameter.opts}
