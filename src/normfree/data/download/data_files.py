@@ -221,18 +221,18 @@ _ARRAY: dict[tuple[str, str], Any] = {
 }
 
 
-def read_binary(path: Path, classes: int, *, label_bytes: int = 1, shape: tuple[int, int, int] = (3, 32, 32)) -> Split:
-    """Read records of label bytes and the planes of an image; the last label byte counts (CIFAR-100: coarse, fine).
+def read_binary(path: Path, classes: int, *, label_bytes: int = 1) -> Split:
+    """Read records of CIFAR: label bytes, of which the last counts (CIFAR-100: coarse, fine), and an image.
 
     Raises:
         ValueError: if the file does not hold whole records, or a label is outside the classes.
     """
-    record = label_bytes + math.prod(shape)
+    record = label_bytes + 3072
     data = np.fromfile(path, dtype=np.uint8)
     if len(data) == 0 or len(data) % record:
         raise ValueError(f"expected records of {record} bytes in '{path.name}', got {len(data)} bytes; {_REMEDY}")
     records = data.reshape(-1, record)
-    return _split(records[:, label_bytes:].reshape(-1, *shape), records[:, label_bytes - 1], classes, path)
+    return _split(records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1], classes, path)
 
 
 class _PickledType:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from normfree.checksums import Checksum
 from normfree.data.download.catalog import DATA_SETS, FASHION_CLASSES, DataSet, Layout, Source
-from normfree.data.download.data_files import Progress, fetch, read_binary
-from normfree.data.images.image_set import ImageSet, image_set
+from normfree.data.download.data_files import Progress, fetch
+from normfree.data.images.image_set import ImageSet, Split, image_set
 from normfree.files import explain_os_errors, write_bytes
 
 FASHION14 = "fashion14"
@@ -175,7 +177,8 @@ def _load_fashion14() -> ImageSet:
         ValueError: if the file in the package is damaged.
     """
     _ASSET_CHECKSUM.check(ASSET, ASSET.name, "install normfree again")
-    both = read_binary(ASSET, len(FASHION_CLASSES), shape=(1, 14, 14))
+    records = torch.frombuffer(bytearray(ASSET.read_bytes()), dtype=torch.uint8).view(-1, 1 + 14 * 14)
+    both = Split(records[:, 1:].reshape(-1, 1, 14, 14), records[:, 0].long())
     train, test = both.take(slice(_ASSET_TRAIN)), both.take(slice(_ASSET_TRAIN, None))
     return image_set(FASHION14, FASHION_CLASSES, train, test)
 
