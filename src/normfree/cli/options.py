@@ -148,8 +148,8 @@ def require_model(model: str, verb: str) -> None:
 
 def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
     """Call the function of --example, or draw noise in the shape that the model reads."""
-    from normfree.diagnostics.named_models import inputs_from_function, random_inputs
     from normfree.models.families import is_foreign
+    from normfree.models.named_models import inputs_from_function, random_inputs
 
     if not example:
         return random_inputs(model, shape, batch=batch, seed=seed)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.model_signal import GraphFacts, Spot
 from normfree.diagnostics.moments import concatenate
+from normfree.diagnostics.signals import GraphFacts, Spot
 from normfree.graph.observer import ACTIVATIONS
 from normfree.nn.model_state import ModelParts, is_sharded
 

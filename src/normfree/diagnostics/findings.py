@@ -70,6 +70,10 @@ samples mixed | faulty | one sample changes the output of another one in evaluat
   the output of a sample depends on the other samples of the batch
   look {spot}: one sample of the batch changes the output of another one there; the wrong dimension (axis) is taken for
   the batch, as with batch_first, view, transpose or softmax
+state between calls | faulty | two equal calls in evaluation mode return something else
+  two equal calls in evaluation mode return something else
+  look {spot}: the output depends on earlier calls; a state (a buffer, a cache, a list) is kept from call to call, or
+  the forward pass changes weights; reset it
 noise too strong | faulty | two passes of a faulty network differ five times as much as two samples, squared
   two passes of the same batch differ {size} times as much as two samples
   look {spot}: random noise or dropout there is far larger than the signal

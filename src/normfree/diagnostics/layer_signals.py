@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import LayerSignal, ModuleFact, Spot
 from normfree.diagnostics.moments import HALF, concatenate, norms
+from normfree.diagnostics.signals import LayerSignal, ModuleFact, Spot
 from normfree.nn.model_state import ModelParts, is_sharded, whole
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias

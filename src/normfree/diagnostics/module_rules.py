@@ -8,9 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from normfree.diagnostics.end_rules import CONSTANT_OUTPUT
+from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.findings import Finding, finding
-from normfree.diagnostics.model_signal import LayerSignal, ModuleFact, Signal, name_pattern
+from normfree.diagnostics.loss_rules import CONSTANT_OUTPUT
+from normfree.diagnostics.signals import LayerSignal, ModuleFact, Signal
 from normfree.plan import Branch
 
 SIMILAR = 4  # number of similar blocks that tell what is usual

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normfree.diagnostics.model_signal import Stats
+from normfree.diagnostics.signals import Stats
 from normfree.nn.model_state import Key, by_device_and_type
 
 HALF = (torch.bfloat16, torch.float16)

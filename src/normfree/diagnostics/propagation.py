@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.autograd_graph import graph_facts, overwritten_place
-from normfree.diagnostics.ends import (
+from normfree.diagnostics.blocks import find_missing_sums
+from normfree.diagnostics.extra_passes import with_origin
+from normfree.diagnostics.input_output import (
     broadcasts,
     clear_type_errors,
     cross_entropy,
@@ -32,9 +34,7 @@ from normfree.diagnostics.ends import (
     unreachable_targets,
 )
 from normfree.diagnostics.layer_signals import LayerWeights, learning_branches
-from normfree.diagnostics.model_signal import OutputFacts, Signal
-from normfree.diagnostics.places import find_missing_sums
-from normfree.diagnostics.second_look import with_origin
+from normfree.diagnostics.signals import OutputFacts, Signal
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel

@@ -1,6 +1,6 @@
 """The rules: which findings hold for the measured facts. `findings.py` has their words and remedies.
 
-`end_rules.py` has those of the input, the output and the loss.
+`loss_rules.py` has those of the input, the output and the loss.
 
 The functions are pure, and each limit stands above its rule with its reason. Unless stated otherwise a limit is a
 ratio of variances or of second moments, not of standard deviations.
@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from normfree.diagnostics.end_rules import CONSTANT_OUTPUT
+from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.findings import Finding, finding
 from normfree.diagnostics.growth import LARGE, NOTICEABLE, Direction
-from normfree.diagnostics.model_signal import Signal, Spot, Stats, SumSignal, name_pattern
+from normfree.diagnostics.loss_rules import CONSTANT_OUTPUT
 from normfree.diagnostics.module_rules import SIMILAR, zero_layer, zero_starts
+from normfree.diagnostics.signals import Signal, Spot, Stats, SumSignal
 from normfree.report.terminal import shorten_names
 
 
@@ -139,15 +140,18 @@ def recurrences(signal: Signal) -> Iterator[Finding]:
 NOISY = 5.0  # squared difference of two passes over that of two samples
 
 
-def mixed_samples(signal: Signal) -> Iterator[Finding]:
-    """Samples that influence each other, and noise that is larger than their differences."""
-    if (place := signal.mixing) and not signal.head.variation <= CONSTANT_OUTPUT:
-        name = place.removeprefix("before ")
-        yield finding("samples mixed", name, spot=place if place.startswith("before") else f"at {name}")
+def broken_invariants(signal: Signal) -> Iterator[Finding]:
+    """Checks of `invariants.py` that failed, and noise that is larger than the differences between samples."""
+    for s in () if signal.head.variation <= CONSTANT_OUTPUT else signal.checks:
+        yield finding(s.function, s.place.removeprefix("before "), spot=_where(s.place))
     if signal.noise > NOISY and (place := signal.noise_place):
-        name = place.removeprefix("before ")
-        spot = place if place.startswith("before") else f"at {name}"
-        yield finding("noise too strong", name, size=math.sqrt(signal.noise), spot=spot)
+        yield finding(
+            "noise too strong", place.removeprefix("before "), size=math.sqrt(signal.noise), spot=_where(place)
+        )
+
+
+def _where(place: str) -> str:
+    return place if place.startswith("before") else f"at {place}"
 
 
 CONSTANT_BRANCH = 1e-10  # variance relative to the squared mean; rounding of float32 leaves about 1e-14

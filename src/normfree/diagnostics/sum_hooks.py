@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import Stats, SumSignal
+from normfree.diagnostics.blocks import place_names
 from normfree.diagnostics.moments import ChannelMoments, channel_dim, channel_moments, reduce_batch, to_stats
-from normfree.diagnostics.places import place_names
+from normfree.diagnostics.signals import Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.model_state import whole
 from normfree.nn.normalizers import NORM_TYPES

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.model_signal import InputFacts, OutputFacts
+from normfree.diagnostics.signals import InputFacts, OutputFacts
 from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at

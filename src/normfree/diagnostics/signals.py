@@ -1,25 +1,16 @@
 """The facts about a model that one forward and one backward pass give, as plain numbers.
 
-`propagation.py` measures them, and `verdict.py` judges them.
+`propagation.py` and `extra_passes.py` measure them, and `verdict.py` judges them. Numbers that
+follow from others are computed once, when a record is made.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normfree.plan import ResidualPlan
-
-
-def name_pattern(name: str) -> str:
-    """The name of a module or sum without its numbers: equal for repeated blocks.
-
-    >>> name_pattern("layer3.1")
-    'layer.'
-    """
-    return re.sub(r"\d+", "", name)
 
 
 @dataclass(frozen=True)
@@ -44,6 +35,11 @@ class SumSignal:
     none. `around` is the name of the sum whose branch contains this one. In a network without sums, `layer` is true and
     `sum` is the output of a weight layer; there is no branch and no shortcut. `shape` is the shape of the sum.
     `normalized`: whether a layer was measured behind its normalizer.
+
+    `level` is the size of the forward signal: the variance of a sum, the second moment of a layer's output. In a deep
+    ReLU network all samples become alike, so that the variance over them falls although the signal is preserved.
+    Shortcuts prevent that. `gradient_level` is the size of the gradient: its variance at a sum, its squared norm per
+    sample at a layer. The norm does not change with the resolution, which differs from layer to layer without blocks.
     """
 
     name: str
@@ -60,23 +56,14 @@ class SumSignal:
     layer: bool = False
     shape: tuple[int, ...] = ()
     normalized: bool = False
+    level: float = field(init=False, repr=False, compare=False)
+    gradient_level: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def level(self) -> float:
-        """The size of the forward signal: the variance of a sum, the second moment of a layer's output.
-
-        In a deep ReLU network all samples become alike, so that the variance over them falls although the signal is
-        preserved. Shortcuts prevent that.
-        """
-        return self.sum.power if self.layer else self.sum.variance
-
-    @property
-    def gradient_level(self) -> float:
-        """The size of the gradient: its variance at a sum, its squared norm per sample at a layer.
-
-        The norm does not change with the resolution, which differs from layer to layer without blocks.
-        """
-        return self.sum_gradient.norm**2 if self.layer else self.sum_gradient.variance
+    def __post_init__(self) -> None:
+        forward = self.sum.power if self.layer else self.sum.variance
+        object.__setattr__(self, "level", forward)
+        backward = self.sum_gradient.norm**2 if self.layer else self.sum_gradient.variance
+        object.__setattr__(self, "gradient_level", backward)
 
 
 @dataclass(frozen=True)
@@ -85,7 +72,8 @@ class LayerSignal:
 
     `units` is the number of outputs, `dead` the fraction of them whose weights get no gradient while others do, and
     `equal` the fraction of filters that equal another one. Both are 0 for composed weights, whose rows are not units.
-    `frozen`: whether the weight requires no gradient.
+    `frozen`: whether the weight requires no gradient. `ratio` is the gradient norm over the weight norm: the relative
+    size of an SGD step with learning rate 1.
     """
 
     name: str
@@ -95,11 +83,10 @@ class LayerSignal:
     dead: float = 0.0
     equal: float = 0.0
     frozen: bool = field(default=False, compare=False)
+    ratio: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def ratio(self) -> float:
-        """Gradient norm over weight norm: the relative size of an SGD step with learning rate 1."""
-        return self.gradient_norm / self.weight_norm if self.weight_norm else math.inf
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ratio", self.gradient_norm / self.weight_norm if self.weight_norm else math.inf)
 
 
 @dataclass(frozen=True)
@@ -112,6 +99,7 @@ class InputFacts:
         deviation: Their standard deviation.
         alike: Whether all samples of the batch are the same.
         dtype: The name of the type, such as 'float32'; '' without such an input.
+        size: The root mean square.
     """
 
     finite: bool = True
@@ -119,11 +107,10 @@ class InputFacts:
     deviation: float = math.nan
     alike: bool = False
     dtype: str = ""
+    size: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def size(self) -> float:
-        """The root mean square."""
-        return math.hypot(self.mean, self.deviation)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", math.hypot(self.mean, self.deviation))
 
 
 @dataclass(frozen=True)
@@ -284,13 +271,14 @@ class Signal:
         steps: The length of the input's second dimension.
         frozen_in_use: Whether every parameter with a gradient is frozen.
         idle: The modules with a parameter that requires a gradient, if all parameters with one are frozen.
-        mixing: The module that mixes samples, or 'before' the module that reads mixed ones; '' if none.
+        checks: The invariants of `invariants.py` that do not hold, and where; a place may be 'before' a module.
         noise: The squared difference of two passes over that of two samples, if the signal was looked at again.
-        noise_place: Where the noise begins, in the way of `mixing`.
+        noise_place: Where the noise begins, in the way of `checks`.
         loss_cut: Whether the loss has no gradient at all.
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
+        plain: Whether the network has no residual sums, and was measured at its weight layers.
     """
 
     sums: tuple[SumSignal, ...]
@@ -326,7 +314,7 @@ class Signal:
     steps: int = 0
     frozen_in_use: bool = False
     idle: tuple[str, ...] = ()
-    mixing: str = ""
+    checks: tuple[Spot, ...] = ()
     noise: float = 0.0
     noise_place: str = ""
     loss_cut: bool = False
@@ -334,11 +322,10 @@ class Signal:
     gains: tuple[Gain, ...] = ()
     gradient_origin: str = ""
     gradient_function: str = ""
+    plain: bool = field(init=False, compare=False)
 
-    @property
-    def plain(self) -> bool:
-        """Whether the network has no residual sums, and was measured at its weight layers."""
-        return bool(self.sums) and self.sums[0].layer
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plain", bool(self.sums) and self.sums[0].layer)
 
     def series(self, part: str, statistic: str = "variance") -> list[float]:
         """List one statistic over all sums.
@@ -354,7 +341,6 @@ class Signal:
 
     def to_json(self) -> dict[str, Any]:
         """Return the signal as plain data; numbers may be NaN or infinite."""
-        layers = [{**asdict(layer), "ratio": layer.ratio} for layer in self.layers]
         return {
             "injected": self.injected,
             "loss": self.loss,
@@ -364,7 +350,7 @@ class Signal:
             "inputs": asdict(self.inputs),
             "head": asdict(self.head),
             "sums": [asdict(s) for s in self.sums],
-            "layers": layers,
+            "layers": [asdict(layer) for layer in self.layers],
         }
 
     def __repr__(self) -> str:

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from normfree.diagnostics.findings import Finding, SignalStatus, finding
-from normfree.diagnostics.growth import LARGE, NOTICEABLE
-from normfree.diagnostics.model_signal import Gain, Signal
+from normfree.diagnostics.growth import LARGE, LAYER_GAIN
+from normfree.diagnostics.signals import Gain, Signal
 from normfree.report.terminal import compact
 
 INPUT_OFFSET = 5.0  # mean over standard deviation; images in [0, 1] have 0.4 to 2.5
@@ -180,9 +180,6 @@ def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: 
     return finding(
         cause, place, status, text=text, names=names, why=f"; {numbers}{sure}" if numbers and head.classes else ""
     )
-
-
-LAYER_GAIN = NOTICEABLE**2  # second moment of an output over that of the input; He's initialization has 2
 
 
 def _largest_gain(signal: Signal) -> Gain | None:

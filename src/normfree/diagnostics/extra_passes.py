@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.diagnostics.ends import cross_entropy, first_tensor, is_finite, is_mask, own_loss
-from normfree.diagnostics.model_signal import Gain, Signal, name_pattern
-from normfree.diagnostics.probes import noise_of
+from normfree.diagnostics.blocks import name_pattern
+from normfree.diagnostics.input_output import cross_entropy, first_tensor, is_finite, is_mask, own_loss
+from normfree.diagnostics.invariants import first_difference, trace
+from normfree.diagnostics.signals import Gain, Signal
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, whole
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -304,3 +305,21 @@ def random_start(output: Any) -> Tensor:
     tensor = first_tensor(output)
     source = torch.Generator().manual_seed(0)
     return (tensor * torch.randn(tensor.shape, generator=source).to(tensor)).sum()
+
+
+def noise_of(model: nn.Module, parts: ModelParts, arguments: Any) -> tuple[float, str]:
+    """The squared difference of the output between two passes over that between two samples, and where it begins."""
+    with torch.no_grad():
+        outputs = []
+        for seed in (0, 1):
+            with preserve_model_state(model, parts):
+                torch.manual_seed(seed)
+                outputs.append(first_tensor(model(*arguments[0], **arguments[1])).float())
+        one, other = outputs
+        between = ((one - one.roll(1, 0)) * (other - other.roll(1, 0))).mean()  # noise has no part in it, on average
+        share = float((one - other).square().mean() / between.clamp_min(1e-12))
+    if not share:
+        return 0.0, ""
+    count = len(outputs[0])
+    first, second = (trace(model, parts, arguments, count, evaluate=False, seed=seed) for seed in (0, 1))
+    return share, first_difference(first, second)
