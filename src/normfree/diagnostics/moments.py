@@ -128,6 +128,26 @@ def concatenate(tensors: Sequence[Tensor]) -> np.ndarray[Any, np.dtype[np.float6
     return np.concatenate([pieces[i] for i in range(len(tensors))])
 
 
+FEW_SAMPLES = 8  # that are compared with each other
+
+
+@torch.no_grad()
+def variations(tensor: Tensor) -> Tensor:
+    """The variance over a few samples, and over the second of three dimensions, relative to the second moment.
+
+    Both are 1 where there is nothing to compare.
+
+    >>> variations(torch.tensor([[1.0, 1.0], [3.0, 1.0]]))
+    tensor([0.1667, 1.0000])
+    """
+    x = tensor[:FEW_SAMPLES].detach().float()
+    if x.dim() < 2 or len(x) < 2:
+        return x.new_ones(2)
+    power = x.square().mean()
+    over_tokens = x.var(1, correction=0).mean() if x.dim() == 3 and x.shape[1] > 3 else power
+    return torch.stack([x.var(0, correction=0).mean(), over_tokens]).div(power).nan_to_num(1.0)
+
+
 def launches_are_expensive(tensor: Tensor) -> bool:
     """Whether one `torch.var_mean` is faster than several plain reductions, as on a GPU, which waits for Python."""
     return tensor.is_cuda

@@ -34,7 +34,9 @@ class SumSignal:
     `learns` is true if any weight or multiplier of the branch got a gradient other than zero, or if the branch has
     none. `around` is the name of the sum whose branch contains this one. In a network without sums, `layer` is true and
     `sum` is the output of a weight layer; there is no branch and no shortcut. `shape` is the shape of the sum.
-    `normalized`: whether a layer was measured behind its normalizer.
+    `normalized`: whether a layer was measured behind its normalizer. `variation` is the variance over the batch
+    relative to the second moment, the mean over positions and channels: 0 if all samples are alike. `token_variation`
+    is the same over the second dimension of a tensor with three.
 
     `level` is the size of the forward signal: the variance of a sum, the second moment of a layer's output. In a deep
     ReLU network all samples become alike, so that the variance over them falls although the signal is preserved.
@@ -56,6 +58,8 @@ class SumSignal:
     layer: bool = False
     shape: tuple[int, ...] = ()
     normalized: bool = False
+    variation: float = field(default=1.0, compare=False)
+    token_variation: float = field(default=1.0, compare=False)
     level: float = field(init=False, repr=False, compare=False)
     gradient_level: float = field(init=False, repr=False, compare=False)
 
@@ -99,6 +103,7 @@ class InputFacts:
         deviation: Their standard deviation.
         alike: Whether all samples of the batch are the same.
         dtype: The name of the type, such as 'float32'; '' without such an input.
+        variation: The variance over the batch relative to the second moment, as in `SumSignal`.
         size: The root mean square.
     """
 
@@ -107,6 +112,7 @@ class InputFacts:
     deviation: float = math.nan
     alike: bool = False
     dtype: str = ""
+    variation: float = 1.0
     size: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -147,6 +153,23 @@ class Spot:
 
 
 @dataclass(frozen=True)
+class FailedCheck:
+    """Something that holds for every sound model, and not for this one.
+
+    Attributes:
+        finding: The word for it in `findings.py`.
+        place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
+        detail: A name or a few words for the text of the finding.
+        value: A number for it.
+    """
+
+    finding: str
+    place: str
+    detail: str = ""
+    value: float = math.nan
+
+
+@dataclass(frozen=True)
 class GraphFacts:
     """Facts about the functions of a forward pass.
 
@@ -168,6 +191,8 @@ class GraphFacts:
         output: The function that made the output, such as 'Sigmoid'; '' if it is not known.
         output_place: The layer before it.
         loss: The functions between the loss and the output.
+        custom: The functions with a derivative that the user wrote (`torch.autograd.Function`).
+        reached: The parameters that any output depends on.
     """
 
     openness: tuple[Spot, ...] = ()
@@ -186,6 +211,8 @@ class GraphFacts:
     output: str = ""
     output_place: str = ""
     loss: tuple[str, ...] = ()
+    custom: tuple[str, ...] = ()
+    reached: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -196,7 +223,7 @@ class ModuleFact:
         name: The module.
         kind: Its class.
         role: 'activation', 'normalizer', 'layer' for one with weights of its own, 'list' for the same module at another
-            place of a list, or ''.
+            place of a list, 'shared' for a frozen module under another name, or ''.
         training: Whether it is in training mode.
         same_as: The earlier module that is the same one, or has the same weight.
     """
@@ -216,14 +243,12 @@ class Gain:
         name: The module.
         kind: Its class.
         factor: The second moment of its output over that of its input; over 1 for an embedding or a normalizer.
-        bias: The second moment of its bias over that of its output without the bias; NaN without a bias.
         normalized: Whether a normalizer comes next, which undoes the scale.
     """
 
     name: str
     kind: str
     factor: float
-    bias: float = math.nan
     normalized: bool = False
 
 
@@ -271,7 +296,7 @@ class Signal:
         steps: The length of the input's second dimension.
         frozen_in_use: Whether every parameter with a gradient is frozen.
         idle: The modules with a parameter that requires a gradient, if all parameters with one are frozen.
-        checks: The invariants of `invariants.py` that do not hold, and where; a place may be 'before' a module.
+        checks: The checks of the inputs, of the loss and of `invariants.py` that failed.
         noise: The squared difference of two passes over that of two samples, if the signal was looked at again.
         noise_place: Where the noise begins, in the way of `checks`.
         loss_cut: Whether the loss has no gradient at all.
@@ -314,7 +339,7 @@ class Signal:
     steps: int = 0
     frozen_in_use: bool = False
     idle: tuple[str, ...] = ()
-    checks: tuple[Spot, ...] = ()
+    checks: tuple[FailedCheck, ...] = ()
     noise: float = 0.0
     noise_place: str = ""
     loss_cut: bool = False

@@ -170,6 +170,9 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
         else:
             findings = [*ends, *findings]
         local = (*local, *ends)
+    if not findings and not outliers:
+        local = tuple(rules.sound_but_wrong(signal))
+        findings = list(local)
     status = max([worst, *(f.status for f in findings)], key=SEVERITY.index)
     texts = [f.text for f in local if f.text]
     sentence = "; ".join([*_sentences(signal, forward, backward, dead, waiting, outliers), *texts])
@@ -209,9 +212,12 @@ def _local_faults(
     found += [*module_rules.dead_units(signal), *loss_rules.faults_of_the_stem(signal)]
     if forward.status in HARMLESS:
         found += rules.deep_post_norm(signal)
-    found = found or [*module_rules.unusual_activation(signal), *loss_rules.constant_targets(signal)]
+    found = found or [
+        *module_rules.unusual_activation(signal),
+        *loss_rules.constant_targets(signal),
+    ]
     places = {f.place for f in found}  # a bias may make a layer dead, which says more
-    return (*found, *(f for f in module_rules.heavy_biases(signal) if f.place not in places))
+    return (*found, *(f for f in rules.drowned_samples(signal) if f.place not in places))
 
 
 def _streams(signal: Signal) -> dict[str, str]:
