@@ -21,6 +21,7 @@ from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preser
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
+CONSTANT = 1e-12  # variation over samples: no more than rounding
 MOST_CANDIDATES = 4  # modules for which a forward pass is made
 
 
@@ -41,7 +42,7 @@ def with_origin(
         ignored: The parts of the input that got no gradient.
         silent: Whether a signal of zeros is a fault.
     """
-    ended = next((s.name for s in signal.sums if s.level == 0 or (s.layer and s.sum.variance == 0)), "")
+    ended = next((s.name for s in signal.sums if s.level == 0 or (s.layer and s.variation < CONSTANT)), "")
     silent = silent and not signal.unmeasured and (signal.head.mean_square == 0 or bool(ended))
     outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
     still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
@@ -57,7 +58,7 @@ def with_origin(
         with (
             torch.no_grad(),
             preserve_model_state(model, parts),
-            find_origin(parts.modules, is_not_zero if silent else is_finite) as origin,
+            find_origin(parts.modules, varies if silent else is_finite) as origin,
         ):
             model(*args, **kwargs)
     tried = idle[-MOST_CANDIDATES:]
@@ -153,12 +154,15 @@ def _idle_modules(signal: Signal, parts: ModelParts, learning: set[str]) -> list
 
 
 def _is_head(name: str, parts: ModelParts, classes: int) -> bool:
-    """Whether a module may be another head of the model: it ends in as many units as the output, or is one layer."""
+    """Whether a module may be another head of the model: it ends in as many units as the output, or is one layer.
+
+    A layer of as many inputs as outputs is none.
+    """
     weights = [p for n, p in parts.parameters.items() if f"{n}.".startswith(f"{name}.") and p.dim() > 1]
     if not weights:
         return False
-    alone = "." not in name and len(weights) == 1 and weights[0].shape[0] != weights[0].shape[1]
-    return alone or weights[-1].shape[0] == classes
+    layer = "." not in name and "weight" in parts.modules[name]._parameters
+    return (layer and weights[0].shape[0] != weights[0].shape[1]) or weights[-1].shape[0] == classes
 
 
 def _above(name: str) -> list[str]:
@@ -241,9 +245,9 @@ def find_origin(modules: Mapping[str, nn.Module], good: Callable[[Tensor], bool]
             handle.remove()
 
 
-def is_not_zero(tensor: Tensor) -> bool:
-    """Whether a tensor has another value than zero."""
-    return bool(tensor.any())
+def varies(tensor: Tensor) -> bool:
+    """Whether a tensor is not zero, nor the same for all samples."""
+    return bool((tensor != tensor[:1]).any() if tensor.dim() > 1 and len(tensor) > 1 else tensor.any())
 
 
 class _Owners(TorchFunctionMode):

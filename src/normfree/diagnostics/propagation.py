@@ -181,7 +181,7 @@ def propagate(
         idle=tuple(dict.fromkeys(n.rpartition(".")[0] for n in parts.parameters if n not in weights.frozen)),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
-    learning = set(gradients) | (set() if loss is not None else graph.reached)
+    learning = set(gradients) | (graph.reached if value is None else set())
     return with_origin(signal, model, parts, inputs, learning, ignored, silent=zero is None)
 
 
