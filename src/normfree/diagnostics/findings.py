@@ -200,10 +200,10 @@ signal on the shortcut, or 1e-2 after 72 sums
 dropout of everything | vanishing | the module returns zeros for all inputs
   {place} returns zero
   look at {place} ({kind}): it returns zeros for all inputs; {why}, or its scale is zero
-no signal | vanishing | the signal is exactly zero from there on
+no signal | vanishing | nothing from there on depends on the input
   -
-  look at {where}: something returns zero, such as a ReLU that is never positive, a weight of zeros, or an index or
-  crop outside of the data
+  look at {where}: it returns zero or a constant for every input, such as a ReLU that is never positive, a weight of
+  zeros, or an index or crop outside of the data
 dead layer | vanishing | nothing behind a layer depends on the input
   {behind} does not depend on the input
   look at {place}: the ReLU behind it is never positive, so that nothing passes; look at its bias and weights
@@ -259,6 +259,13 @@ targets not shifted | faulty | a causal model whose targets equal its input
   the targets equal the input, and the output at a position sees no later position
   look at the data: shift the targets by one position, so that the model predicts the next token and does not copy its
   input
+samples left out | faulty | half of the samples have no gradient at the output
+  {value} of the samples get no gradient from the loss
+  look at the loss: most samples have no part in it, by a class weight of zero, an ignored label (ignore_index)
+  or a mask
+targets no probabilities | faulty | a binary cross-entropy of targets outside 0 to 1
+  the targets reach from {low} to {high}, where a binary cross-entropy takes 0 to 1
+  look at the data: targets of a binary cross-entropy are labels of 0 and 1, not of {low} and {high}
 targets constant | faulty | all targets are the same
   all targets are the same ({mean})
   look at the data: all targets (labels) of the batch are the same, so that there is nothing to learn

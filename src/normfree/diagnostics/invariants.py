@@ -276,15 +276,18 @@ def check_derivatives(
     def hook(name: str) -> Any:
         def look(module: nn.Module, args: Any, out: Any) -> None:
             x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
-            inside = any(inner.startswith(f"{name}.") for inner in calls)
+            inside = any(not name or inner.startswith(f"{name}.") for inner in calls)
             if x is not None and isinstance(out, Tensor) and not inside and _calls_custom(out, args):
                 calls.setdefault(name, (module, args, x))
 
         return look
 
     few = tree_map(lambda t: _rows(t, len(main), range(min(len(main), 8))), call_arguments(inputs))
-    hooks = {name: hook(name) for name in parts.modules if name}
-    with hooked(hooks, parts), preserve_model_state(model, parts), torch.enable_grad():
+    with (
+        hooked({name: hook(name) for name in parts.modules}, parts),
+        preserve_model_state(model, parts),
+        torch.enable_grad(),
+    ):
         model(*few[0], **few[1])
     for name, (module, args, x) in list(calls.items())[:MOST_MODULES]:
         with preserve_model_state(model, parts):
@@ -292,10 +295,10 @@ def check_derivatives(
         reverses = smooth and ratio < 0
         wrong = abs(ratio - 1) > WRONG if smooth else not 1 / FAR_OFF < ratio < FAR_OFF
         if wrong and not reverses:
-            yield FailedCheck("wrong derivative", name, value=ratio)
+            yield FailedCheck("wrong derivative", name or "the model", value=ratio)
         elif wrong and loss is not None:
             for before in _ascending(model, parts, call_arguments(inputs), lambda out: loss(out, targets)):
-                yield FailedCheck("gradient reversed", name, before, ratio)
+                yield FailedCheck("gradient reversed", name or "the model", before, ratio)
                 return
 
 

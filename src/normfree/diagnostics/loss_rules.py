@@ -9,7 +9,7 @@ from typing import Any
 
 from normfree.diagnostics.findings import Finding, SignalStatus, finding
 from normfree.diagnostics.growth import LARGE, LAYER_GAIN, NOTICEABLE
-from normfree.diagnostics.signals import Gain, Signal
+from normfree.diagnostics.signals import Gain, InputFacts, Signal
 from normfree.report.terminal import compact
 
 INPUT_OFFSET = 5.0  # mean over standard deviation; images in [0, 1] have 0.4 to 2.5
@@ -96,8 +96,17 @@ def faults_of_the_loss(signal: Signal) -> Iterator[Finding]:
         yield finding("logits without a softmax", "the output")
     elif signal.unreachable > UNREACHABLE and "BinaryCrossEntropyWithLogits" not in loss:
         yield finding("{function} on the output", "the output", percent=signal.unreachable, **words)
+    if graph.loss[:1] in BINARY_LOSSES and not _are_probabilities(signal.targets):
+        yield finding("targets no probabilities", "the targets", low=signal.targets.lowest, high=signal.targets.highest)
     if signal.broadcast:
         yield finding("shapes of output and targets", "the output")
+
+
+BINARY_LOSSES = (("BinaryCrossEntropy",), ("BinaryCrossEntropyWithLogits",))  # alone, without other terms
+
+
+def _are_probabilities(targets: InputFacts) -> bool:
+    return math.isnan(targets.lowest) or (targets.lowest >= 0 and targets.highest <= 1)
 
 
 STEM_LARGE = LARGE  # second moment after the stem over that of the input; sound stems have 0.05 to 5

@@ -27,6 +27,7 @@ from normfree.report.terminal import compact, shorten_names
 SPREADS = 6.0  # threshold in robust standard deviations from similar blocks
 INSIDE = 1.35  # least ratio, forward and backward in the same sense, inside a stage
 OPENING = 10.0  # the same for the first two blocks of a stage, whose input differs from that of similar blocks
+TRANSITION = 2.5  # the same for the branch of a block with a stride or another width; CoAtNet has 2
 ALONE = 20.0  # least ratio in one direction alone, inside a stage
 SIMILAR = 4  # number of the nearest similar blocks that a block is compared with
 NOISE = 0.02  # added to the spread of log factors, so that tiny differences do not count
@@ -217,7 +218,8 @@ def _outlying_branches(signal: Signal) -> list[Outlier]:
         for i in others:
             near = sorted((j for j in range(len(sums)) if j != i), key=lambda j: abs(j - i))[:SIMILAR]
             local = median(variances[j] for j in near)
-            if all(not v or _above_one(variances[i] / v) >= INSIDE for v in (usual, local)):
+            least = TRANSITION if sums[i].transition else INSIDE
+            if all(not v or _above_one(variances[i] / v) >= least for v in (usual, local)):
                 found.append(Outlier(sums[i].name, math.nan, math.nan, math.nan, math.nan, variances[i], usual))
     return found
 

@@ -143,11 +143,12 @@ def propagate(
         result = None if value is None else next(iter(starts))
         outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
         graph = graph_facts(parts, size, result, outputs, [w.leaf for w in watched])
+        by_sample = _gradients_by_sample(size if result is not None else None)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
             _backward(parts, starts)
-        checks = _checks(watched, output, targets, loss)
+        checks = (*_checks(watched, output, targets, loss), *_unseen_samples(by_sample))
         ignored = list(ignored_inputs(watched))
     observer.finish()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
@@ -175,7 +176,7 @@ def propagate(
         **weights.facts(),
         checks=checks,
         zero_loss=zero_loss,
-        loss_cut=result is not None and not result.requires_grad,
+        loss_cut=result is not None and (not result.requires_grad or _is_flat(by_sample)),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
         frozen_in_use=bool(moving) and moving <= weights.frozen,
         idle=tuple(dict.fromkeys(n.rpartition(".")[0] for n in parts.parameters if n not in weights.frozen)),
@@ -243,6 +244,28 @@ def _checks(watched: list[WatchedInput], output: Any, targets: Any, loss: Loss |
         with suppress(Exception):  # the loss wants another shape or range than it was tried with
             found += check_loss(loss, output, targets)
     return tuple(found)
+
+
+def _gradients_by_sample(output: Tensor | None) -> list[Tensor]:
+    """A list that the backward pass fills with the largest gradient of each sample's output."""
+    found: list[Tensor] = []
+    if output is not None and output.requires_grad and output.dim():
+        output.register_hook(lambda g: found.append(g.detach().reshape(len(g), -1).abs().amax(1)))
+    return found
+
+
+UNSEEN = 0.5  # of the samples whose output gets no gradient
+
+
+def _unseen_samples(by_sample: Sequence[Tensor]) -> tuple[FailedCheck, ...]:
+    """Whether the loss leaves out most samples."""
+    share = float((by_sample[0] == 0).float().mean()) if by_sample else 0.0
+    return (FailedCheck("samples left out", "the loss", value=share),) if UNSEEN <= share < 1 else ()
+
+
+def _is_flat(by_sample: Sequence[Tensor]) -> bool:
+    """Whether the gradient of the loss is zero at the whole output, and not only by the rounding of float16."""
+    return bool(by_sample) and by_sample[0].dtype is not torch.float16 and not bool(by_sample[0].any())
 
 
 def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:

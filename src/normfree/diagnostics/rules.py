@@ -180,7 +180,8 @@ ALIKE_TOKENS = 1e-3  # variation over the positions; sound networks have 0.03 or
 
 def alike_tokens(signal: Signal) -> Iterator[Finding]:
     """Blocks that make all positions of a sequence, or all nodes of a graph, alike."""
-    measured = [s for s in signal.sums if s.token_variation > 0]
+    zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
+    measured = [s for s in signal.sums if s.name not in zero]
     if measured and measured[0].token_variation > NOTICEABLE * ALIKE_TOKENS:
         alike = (s for s in measured if s.token_variation < ALIKE_TOKENS)
         for s in islice(alike, 1):

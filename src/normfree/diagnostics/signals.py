@@ -104,6 +104,8 @@ class InputFacts:
         alike: Whether all samples of the batch are the same.
         dtype: The name of the type, such as 'float32'; '' without such an input.
         variation: The variance over the batch relative to the second moment, as in `SumSignal`.
+        lowest: The smallest number, of targets only.
+        highest: The largest number, of targets only.
         size: The root mean square.
     """
 
@@ -113,6 +115,8 @@ class InputFacts:
     alike: bool = False
     dtype: str = ""
     variation: float = 1.0
+    lowest: float = math.nan
+    highest: float = math.nan
     size: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -299,7 +303,7 @@ class Signal:
         checks: The checks of the inputs, of the loss and of `invariants.py` that failed.
         noise: The squared difference of two passes over that of two samples, if the signal was looked at again.
         noise_place: Where the noise begins, in the way of `checks`.
-        loss_cut: Whether the loss has no gradient at all.
+        loss_cut: Whether the loss has no gradient at all, or one of zero at the output.
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.

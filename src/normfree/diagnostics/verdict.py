@@ -170,9 +170,9 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
         else:
             findings = [*ends, *findings]
         local = (*local, *ends)
-    if not findings and not outliers:
-        local = tuple(rules.sound_but_wrong(signal))
-        findings = list(local)
+    if not outliers and all(f.status == "drifting" for f in findings):
+        local = (*local, *rules.sound_but_wrong(signal))
+        findings = [*local, *findings]
     status = max([worst, *(f.status for f in findings)], key=SEVERITY.index)
     texts = [f.text for f in local if f.text]
     sentence = "; ".join([*_sentences(signal, forward, backward, dead, waiting, outliers), *texts])
@@ -217,7 +217,8 @@ def _local_faults(
         *loss_rules.constant_targets(signal),
     ]
     places = {f.place for f in found}  # a bias may make a layer dead, which says more
-    return (*found, *(f for f in rules.drowned_samples(signal) if f.place not in places))
+    drowned = [f for f in rules.drowned_samples(signal) if f.place not in places]
+    return (*found, *(drowned if forward.status != "exploding" else ()))
 
 
 def _streams(signal: Signal) -> dict[str, str]:
