@@ -38,7 +38,7 @@ from normfree.diagnostics.input_output import (
     watch_inputs,
 )
 from normfree.diagnostics.layer_signals import LayerWeights, learning_branches
-from normfree.diagnostics.signals import FailedCheck, OutputFacts, Signal
+from normfree.diagnostics.signals import SURE, FailedCheck, OutputFacts, Signal
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
@@ -176,7 +176,7 @@ def propagate(
         **weights.facts(),
         checks=checks,
         zero_loss=zero_loss,
-        loss_cut=result is not None and (not result.requires_grad or _is_flat(by_sample)),
+        loss_cut=result is not None and (not result.requires_grad or _is_flat(by_sample, head)),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
         frozen_in_use=bool(moving) and moving <= weights.frozen,
         idle=tuple(dict.fromkeys(n.rpartition(".")[0] for n in parts.parameters if n not in weights.frozen)),
@@ -263,9 +263,10 @@ def _unseen_samples(by_sample: Sequence[Tensor]) -> tuple[FailedCheck, ...]:
     return (FailedCheck("samples left out", "the loss", value=share),) if UNSEEN <= share < 1 else ()
 
 
-def _is_flat(by_sample: Sequence[Tensor]) -> bool:
-    """Whether the gradient of the loss is zero at the whole output, and not only by the rounding of float16."""
-    return bool(by_sample) and by_sample[0].dtype is not torch.float16 and not bool(by_sample[0].any())
+def _is_flat(by_sample: Sequence[Tensor], head: OutputFacts) -> bool:
+    """Whether the gradient of the loss is zero at the whole output, and not only by rounding."""
+    rounded = bool(by_sample) and (by_sample[0].dtype is torch.float16 or head.confidence > SURE)
+    return bool(by_sample) and not rounded and not bool(by_sample[0].any())
 
 
 def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:

@@ -19,7 +19,7 @@ from normfree.diagnostics.findings import FINDINGS, Finding, finding
 from normfree.diagnostics.growth import LARGE, NOTICEABLE, Direction
 from normfree.diagnostics.loss_rules import CONSTANT_OUTPUT, IN_PLACE
 from normfree.diagnostics.module_rules import SIMILAR, zero_layer, zero_starts
-from normfree.diagnostics.signals import Signal, Spot, Stats, SumSignal
+from normfree.diagnostics.signals import SURE, Signal, Spot, Stats, SumSignal
 from normfree.report.terminal import shorten_names
 
 
@@ -142,11 +142,13 @@ NOISY = 5.0  # squared difference of two passes over that of two samples
 
 def broken_invariants(signal: Signal) -> Iterator[Finding]:
     """Checks of `invariants.py` that failed, and noise that is larger than the differences between samples."""
-    constant = signal.head.variation <= CONSTANT_OUTPUT
+    elsewhere = {*AT_LAST, IN_PLACE}
+    if signal.head.variation <= CONSTANT_OUTPUT:
+        elsewhere |= {"samples mixed", "state between calls"}
+    if signal.head.confidence > SURE:
+        elsewhere |= {"samples left out"}
     for c in sorted(signal.checks, key=lambda c: list(FINDINGS).index(c.finding)):
-        if c.finding not in (*AT_LAST, IN_PLACE) and not (
-            constant and c.finding in ("samples mixed", "state between calls")
-        ):
+        if c.finding not in elsewhere:
             place = c.place.removeprefix("before ")
             yield finding(c.finding, place, spot=_where(c.place), detail=c.detail, value=c.value)
     if signal.noise > NOISY and (place := signal.noise_place):

@@ -123,6 +123,9 @@ class InputFacts:
         object.__setattr__(self, "size", math.hypot(self.mean, self.deviation))
 
 
+SURE = 0.9  # a mean of the largest probability, above which the gradient of a cross-entropy may be rounded to zero
+
+
 @dataclass(frozen=True)
 class OutputFacts:
     """The output, as logits of classes where its shape allows that.
