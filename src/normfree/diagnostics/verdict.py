@@ -218,7 +218,7 @@ def _local_faults(
     ]
     places = {f.place for f in found}  # a bias may make a layer dead, which says more
     drowned = [f for f in rules.drowned_samples(signal) if f.place not in places]
-    return (*found, *(drowned if forward.status != "exploding" else ()))
+    return (*found, *(f for f in drowned if forward.status != "exploding" or f.place == forward.worst))
 
 
 def _streams(signal: Signal) -> dict[str, str]:
