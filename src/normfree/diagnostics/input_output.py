@@ -44,6 +44,9 @@ class WatchedInput(NamedTuple):
     leaf: Tensor
 
 
+IMAGES = 4  # dimensions; the gradient of an image would cost as much as the first layer
+
+
 def watch_inputs(arguments: Any) -> tuple[Any, list[WatchedInput]]:
     """Copy the arguments so that their gradients and changes in place can be seen after the pass."""
     watched: list[WatchedInput] = []
@@ -52,7 +55,7 @@ def watch_inputs(arguments: Any) -> tuple[Any, list[WatchedInput]]:
         if not isinstance(value, Tensor):
             return value
         leaf = value.detach().clone()
-        if value.is_floating_point():
+        if value.is_floating_point() and value.dim() < IMAGES:
             leaf.requires_grad_(True)
         watched.append(WatchedInput(keystr(path), leaf.clone(), leaf))
         return watched[-1].read
@@ -74,7 +77,7 @@ class IgnoredInput(NamedTuple):
 @torch.no_grad()
 def ignored_inputs(watched: list[WatchedInput]) -> Iterator[IgnoredInput]:
     """Find the arguments, and the features and positions of the main one, that get no gradient."""
-    numbers = [w for w in watched if w.leaf.is_floating_point() and w.leaf.dim() > 1 and len(w.leaf) > 1]
+    numbers = [w for w in watched if w.leaf.requires_grad and w.leaf.dim() > 1 and len(w.leaf) > 1]
     gradients = [w.leaf.grad for w in numbers]
     used = [g for g in gradients if g is not None and bool(g.any())]
     for w, gradient in zip(numbers, gradients, strict=True):
