@@ -30,7 +30,7 @@ from normfree.diagnostics.diagnosis import (
     summary,
     table,
 )
-from normfree.diagnostics.model_signal import Stats
+from normfree.diagnostics.signals import Stats
 from normfree.diagnostics.verdict import judge
 from normfree.models import build
 from normfree.report.page import render_page

@@ -27,8 +27,8 @@ def names() -> dict[str, Any]:
 
 
 def test_there_are_examples() -> None:
-    assert len(ROWS) >= 40
-    assert len({printed for printed, *_ in ROWS}) >= 40
+    assert len(ROWS) >= 70
+    assert len({printed for printed, *_ in ROWS}) >= 70
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
@@ -46,10 +46,13 @@ def test_example_prints_its_row(names: dict[str, Any], printed: str, code: str, 
 def test_sound_networks_of_the_definitions_have_no_finding(names: dict[str, Any]) -> None:
     """The control: the same networks without a fault."""
     sound = ["net(), x, y", "Blocks(), x", "Reader(), words", "Pool(1), words", "Pool(None), words", "Attend(), words"]
+    sound += ["Next(causal=True), words, words.roll(-1, 1), by_token"]
     sound += ["Recurrent(1.0), torch.randn(16, 30, 32)", "PostNorm(4), torch.randn(16, 8, 32)"]
     for code in sound:
         with torch.random.fork_rng(devices=[]):
-            assert diagnose(*eval(f"({code},)", names)).verdict.findings == (), code
+            arguments = eval(f"({code},)", names)
+            loss = arguments[3] if len(arguments) > 3 else None
+            assert diagnose(*arguments[:3], loss=loss).verdict.findings == (), code
 
 
 def test_table_has_every_finding_with_its_severity_and_limit() -> None:

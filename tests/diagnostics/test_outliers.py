@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import Signal, Stats
 from normfree.diagnostics.outliers import find_outliers
 from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.signals import Signal, Stats
 from normfree.diagnostics.verdict import judge
 from normfree.methods import names
 from normfree.models import build, supports

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from normfree.diagnostics.model_signal import Signal, Stats
 from normfree.diagnostics.moments import channel_moments, reduce_batch
 from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.signals import Signal, Stats
 from normfree.nn.residual import Residual
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 from signal_oracles import (

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from normfree.diagnostics.findings import SEVERITY, SignalStatus
 from normfree.diagnostics.growth import Direction
-from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.signals import Signal
 from normfree.diagnostics.verdict import Verdict, judge
 from normfree.methods import names
 from normfree.models import build

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import Signal, Stats, SumSignal
 from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.signals import Signal, Stats, SumSignal
 from normfree.models import Network, build
 
 EXACT = 1e-9  # of float64 sums against numpy's

@@ -177,8 +177,8 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
     import torch
 
     from normfree.conversion import convert, fold_batchnorm
-    from normfree.diagnostics.named_models import build_by_name
     from normfree.graph import discover
+    from normfree.models.named_models import build_by_name
     from normfree.nn.model_state import call_arguments
 
     before = build_by_name(model, checkpoint=checkpoint, seed=seed)

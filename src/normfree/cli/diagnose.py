@@ -133,8 +133,8 @@ def _check_widths(
             f"diagnose 'resmlp-8-{{}}' --widths 32,64,128 -m he_in; got '{model}' and '{widths}'"
         )
     from normfree.diagnostics.coordinates import coordinate_check
-    from normfree.diagnostics.named_models import build_by_name, random_inputs
     from normfree.files import to_json_values
+    from normfree.models.named_models import build_by_name, random_inputs
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console, progress
 
@@ -189,7 +189,7 @@ def _inputs(
     model: str, folder: Path | None, data: Path | None, example: str, shape: str, batch: int, seed: int
 ) -> tuple[Any, Tensor | None]:
     """Read or draw the inputs, and the targets if a file has them."""
-    from normfree.diagnostics.named_models import read_batch, reads_tokens, sequence_length
+    from normfree.models.named_models import read_batch, reads_tokens, sequence_length
 
     name = model if folder is None else name_in_folder(folder)
     if data is not None:
@@ -218,7 +218,7 @@ def _diagnose(
     import torch
 
     from normfree.diagnostics import diagnose
-    from normfree.diagnostics.named_models import build_by_name, to_device
+    from normfree.models.named_models import build_by_name, to_device
     from normfree.report.terminal import progress
 
     label = method or model
@@ -245,7 +245,7 @@ def _show(found: list[Diagnosis], model: str, out: Sequence[Path], as_json: bool
     import json
 
     from normfree.diagnostics import diagnosis
-    from normfree.diagnostics.named_models import shape_options
+    from normfree.models.named_models import shape_options
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console
 

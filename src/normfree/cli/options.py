@@ -148,7 +148,7 @@ def require_model(model: str, verb: str) -> None:
 
 def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
     """Call the function of --example, or draw noise in the shape that the model reads."""
-    from normfree.diagnostics.named_models import inputs_from_function, random_inputs
+    from normfree.models.named_models import inputs_from_function, random_inputs
     from normfree.models.registry import is_foreign
 
     if not example:

@@ -9,9 +9,9 @@ from normfree.diagnostics.bounds import gradient_bounds
 from normfree.diagnostics.coordinates import CoordinateCheck, coordinate_check
 from normfree.diagnostics.curvature import top_eigenvalue
 from normfree.diagnostics.diagnosis import Diagnosis, diagnose
-from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.monitor import Monitor
 from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.signals import Signal
 from normfree.diagnostics.updates import measure_updates
 from normfree.diagnostics.verdict import Verdict, judge
 

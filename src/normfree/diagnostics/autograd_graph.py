@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.model_signal import GraphFacts, Spot
 from normfree.diagnostics.moments import concatenate
+from normfree.diagnostics.signals import GraphFacts, Spot
 from normfree.graph.observer import ACTIVATIONS
 from normfree.nn.model_state import ModelParts, is_sharded
 
@@ -32,6 +33,7 @@ VIEWS = (
 )  # fmt: skip
 NORMALIZERS = ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm")
 PRODUCTS = ("Bmm", "BAddBmm")
+CLAMPS = {"Clamp": ("min", "max"), "Hardtanh": ("min_val", "max_val")}  # and the names of their limits
 MASKINGS = ("MaskedFill", "Where", "Add", "Sub")
 DOUBLED = ("Tanh", "Sigmoid", "Softmax", "Gelu", "Silu")  # functions that nobody applies twice in a row
 # Functions that are linear in the signal, or only move, average or normalize it.
@@ -62,12 +64,15 @@ def graph_facts(
         found = reader.facts()
     if sharded:
         found = replace(found, unregistered=())
+    reached = frozenset(name for name, p in parts.parameters.items() if id(p) in reader.reached)
     maker = _first_function(end)
     return replace(
         found,
         output=_kind(maker) if maker is not None else "",
         output_place=_place(maker, names),
         loss=_loss_functions(None if result is None else result.grad_fn, end),
+        custom=tuple(reader.custom),
+        reached=reached,
     )
 
 
@@ -101,6 +106,8 @@ class _Reader:
         self.unknown: set[int] = set()  # learned or multiplied tensors that are not parameters of the model
         self.checked: list[tuple[str, str, Tensor]] = []  # what is wrong, the place, and whether it is
         self.masks: list[tuple[str, Tensor]] = []
+        self.custom: dict[str, None] = {}
+        self.reached: set[int] = set()
 
     def read(self, node: Any) -> None:
         kind = _kind(node)
@@ -108,7 +115,10 @@ class _Reader:
         before = _first_function(node.next_functions[0][0]) if kind in DOUBLED else None
         if before is not None and _kind(before) == kind:
             self.doubled.append(Spot(kind.lower(), _place(before, self.names)))
-        if kind == "AccumulateGrad":
+        if isinstance(node, BackwardCFunction):
+            self.custom[kind] = None
+        elif kind == "AccumulateGrad":
+            self.reached.add(id(node.variable))
             known = id(node.variable) in self.names or id(node.variable) in self.given
             if not known and node.variable.is_leaf:
                 self.unknown.add(id(node.variable))
@@ -127,6 +137,8 @@ class _Reader:
                 slope = 1 - y.square() if kind == "Tanh" else 4 * y * (1 - y)
                 self.open.append((kind.lower(), _place(node, self.names), slope.square().mean()))
                 self.means.append(y.mean())
+        elif kind in CLAMPS:
+            self._read_clamp(node, kind)
         elif kind.startswith("ScaledDotProduct"):
             q, k = _saved(node, "query"), _saved(node, "key")
             if q is not None and k is not None and q.dim() == 4 and k.shape[-2] >= 4 and q.shape[1] == k.shape[1]:
@@ -141,6 +153,17 @@ class _Reader:
             eps = getattr(node, "_saved_eps", None) or getattr(self.modules.get(place), "eps", None)
             if rate is not None and rate.numel() and eps:
                 self.rates.append((place, node, float(eps), _sample(rate).square().mean() * eps))
+
+    def _read_clamp(self, node: Any, kind: str) -> None:
+        """Collect the share of numbers inside the range of a function that cuts off the others."""
+        x = _saved(node, "self")
+        if x is None or not x.numel():
+            return
+        low, high = (getattr(node, f"_saved_{name}", None) for name in CLAMPS[kind])
+        y = _sample(x)
+        inside = (y > (-math.inf if low is None else low)) & (y < (math.inf if high is None else high))
+        self.open.append((kind.lower(), _place(node, self.names), inside.float().mean()))
+        self.means.append(y.mean())
 
     def _read_mask(self, node: Any) -> None:
         """Collect the share of zeros of a factor that is zero or 1 / (1 - p), as dropout's is."""

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.diagnostics.ends import first_tensor
+from normfree.diagnostics.input_output import first_tensor
 from normfree.diagnostics.propagation import plan_of
 from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import NORM_TYPES

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from normfree.diagnostics.extra_passes import look_again
 from normfree.diagnostics.findings import SEVERITY, SignalStatus
 from normfree.diagnostics.growth import Direction
+from normfree.diagnostics.invariants import check_model
 from normfree.diagnostics.layer_signals import layer_table
-from normfree.diagnostics.model_signal import Signal
-from normfree.diagnostics.module_rules import is_last_of_list, suspect_biases
-from normfree.diagnostics.probes import mixing_place
+from normfree.diagnostics.module_rules import is_last_of_list
 from normfree.diagnostics.propagation import Loss, propagate
-from normfree.diagnostics.second_look import look_again
+from normfree.diagnostics.signals import Signal
 from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.files import to_json_values
 from normfree.graph import supports_conversion
@@ -160,10 +160,10 @@ def diagnose(
     'exploding'
     """
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
-    signal = replace(signal, mixing=mixing_place(model, inputs))
+    signal = replace(signal, checks=(*signal.checks, *check_model(model, inputs, targets, loss, signal)))
     label = name or str(getattr(model, "name", type(model).__name__))
     verdict = judge_model(model, signal)
-    if verdict.at_least("vanishing") or suspect_biases(signal):
+    if verdict.at_least("vanishing"):
         signal = look_again(signal, model, inputs, targets, loss)
         verdict = judge_model(model, signal)
     return Diagnosis(label, signal, verdict)

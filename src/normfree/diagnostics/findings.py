@@ -21,9 +21,13 @@ input not finite | faulty | NaN or infinity
 input constant | faulty | all samples alike
   all samples of the input are the same (mean {mean})
   look at the data: give a batch of different samples
+input changed in place | faulty | the forward pass writes into its input
+  the forward pass changes its input in place
+  look at the input: the forward pass overwrites the tensor that it is given (modifies it in place), so that the next
+  call reads other numbers; write x = x / 255, not x /= 255 or x.div_(255)
 input not centred | faulty | mean above 5 deviations
   the input has a mean of {mean} and a standard deviation of {deviation}
-  look at the data: subtract the mean, and divide by the standard deviation
+  look at the data: standardize the input; subtract its mean (offset), and divide by its standard deviation
 input scale | faulty | root mean square outside 0.01 to 10
   the input has a root mean square of {size}, where about 1 is usual
   look at the data: divide the input by its standard deviation{note}
@@ -70,9 +74,38 @@ samples mixed | faulty | one sample changes the output of another one in evaluat
   the output of a sample depends on the other samples of the batch
   look {spot}: one sample of the batch changes the output of another one there; the wrong dimension (axis) is taken for
   the batch, as with batch_first, view, transpose or softmax
+state between calls | faulty | two equal calls in evaluation mode return something else
+  two equal calls in evaluation mode return something else
+  look {spot}: the output depends on earlier calls; a state (a buffer, a cache, a list) is kept from call to call, or
+  the forward pass changes weights; reset it
+dropout in evaluation mode | faulty | a function drops values at random although the model is in evaluation mode
+  {place} drops values at random in evaluation mode
+  look at {place}: its dropout is also on in evaluation mode; pass training=self.training, or dropout_p=0 there
+wrong derivative | faulty | a torch.autograd.Function disagrees with finite differences
+  the derivative of {detail} at {place} is wrong: finite differences give {value} of it
+  look at {place}: the backward of the custom torch.autograd.Function does not match its forward (wrong gradient); it
+  has to multiply the gradient that it gets by the slope (chain rule)
+gradient reversed | faulty | a function reverses the gradient, so that a step raises the loss
+  {place} reverses the gradient, and a step of {detail} raises the loss
+  look at {place}: the gradient has the wrong sign there (it is reversed), so that the layers before it unlearn
 noise too strong | faulty | two passes of a faulty network differ five times as much as two samples, squared
   two passes of the same batch differ {size} times as much as two samples
   look {spot}: random noise or dropout there is far larger than the signal
+input ignored | faulty | a quarter of the features or positions, or a whole argument, changes nothing
+  the input has no influence on the output in {detail}
+  look at the input and what reads it: {detail} is never used (unused), as by a wrong index, slice or dimension
+samples drowned | faulty | a constant has 300 times the power of what differs between the samples, from one place on
+  a constant has {share} times the power of the differences between samples at {names}
+  look at {names} and what is added there: a constant that is too large (a bias, positions, an offset) drowns the
+  signal, so that all samples look alike; make it smaller (start biases at 0), or the signal larger
+tokens alike | faulty | the variation over positions falls to 1e-3, while the signal is sound
+  from {place} on all positions (tokens, nodes) are alike: {value} of their power differs
+  look at {place} and before it: every block makes the positions more alike (rank collapse); add a shortcut (residual
+  sum) around each block, or average less
+module shared and frozen | faulty | a frozen module stands under two names
+  {names} are one module, which is frozen
+  look at {names}: they are the same module with shared weights, so that freezing one froze the other; use
+  copy.deepcopy
 embedding too small | faulty | 1/100 of another embedding
   the embedding {place} has a root mean square of {size}, and {other} one of {large}
   look at {place}: its vectors are {ratio} times smaller than those of {other}, so that they are drowned and all samples
@@ -86,9 +119,6 @@ equal filters | faulty | half of the filters of a layer are equal
 dead units | faulty | 80 % of the units without a gradient, more than chance explains
   {percent} of the units of {place} get no gradient
   look at {names}: the ReLU behind is never positive for most units; look at the biases and the scale of the input
-bias too large | faulty | 6 times the rest of the layer's output, and at least 5
-  the bias of {place} is {size} times as large as the rest of its output
-  look at the bias of {names}: it swamps the signal, so that all samples look alike; start it at 0
 tiny scale | vanishing | a vector of scales below 1e-7, but not zero
   {names} {verb} below 1e-7, but not zero
   look at {names}: layer scales below the rounding of float32 leave their branches a gradient that is too small; start
@@ -170,10 +200,10 @@ signal on the shortcut, or 1e-2 after 72 sums
 dropout of everything | vanishing | the module returns zeros for all inputs
   {place} returns zero
   look at {place} ({kind}): it returns zeros for all inputs; {why}, or its scale is zero
-no signal | vanishing | the signal is exactly zero from there on
+no signal | vanishing | nothing from there on depends on the input
   -
-  look at {where}: something returns zero, such as a ReLU that is never positive, a weight of zeros, or an index or
-  crop outside of the data
+  look at {where}: it returns zero or a constant for every input, such as a ReLU that is never positive, a weight of
+  zeros, or an index or crop outside of the data
 dead layer | vanishing | nothing behind a layer depends on the input
   {behind} does not depend on the input
   look at {place}: the ReLU behind it is never positive, so that nothing passes; look at its bias and weights
@@ -216,6 +246,26 @@ logits without a softmax | faulty | the loss takes log-probabilities, and the ou
 shapes of output and targets | faulty | (N, 1) meets (N,)
   output and targets differ in shape, so that the loss compares every sample with every other one
   look at the loss: give the output and the targets the same shape, by squeeze or unsqueeze
+targets ignored | faulty | the loss is the same for other targets
+  the loss is the same for other targets
+  look at the loss: it does not depend on the targets, so that there is nothing to learn
+loss of the wrong sign | faulty | the loss of right answers is above that of wrong ones
+  the loss of the right answers is higher than that of wrong ones
+  look at the loss: it has the wrong sign, so that training prefers the wrong answers; negate it
+later positions seen | faulty | the targets are the next elements of the input, which the output depends on
+  the output at a position depends on later positions, which the targets ask for
+  look at {place}: the output leaks the answer (the future), since no causal mask or shift hides the later positions
+targets not shifted | faulty | a causal model whose targets equal its input
+  the targets equal the input, and the output at a position sees no later position
+  look at the data: shift the targets by one position, so that the model predicts the next token and does not copy its
+  input
+samples left out | faulty | half of the samples have no gradient at the output
+  {value} of the samples get no gradient from the loss
+  look at the loss: most samples have no part in it, by a class weight of zero, an ignored label (ignore_index)
+  or a mask
+targets no probabilities | faulty | a binary cross-entropy of targets outside 0 to 1
+  the targets reach from {low} to {high}, where a binary cross-entropy takes 0 to 1
+  look at the data: targets of a binary cross-entropy are labels of 0 and 1, not of {low} and {high}
 targets constant | faulty | all targets are the same
   all targets are the same ({mean})
   look at the data: all targets (labels) of the batch are the same, so that there is nothing to learn

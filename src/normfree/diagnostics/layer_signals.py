@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import LayerSignal, ModuleFact, Spot
 from normfree.diagnostics.moments import HALF, concatenate, norms
+from normfree.diagnostics.signals import LayerSignal, ModuleFact, Spot
 from normfree.nn.model_state import ModelParts, is_sharded, whole
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
@@ -120,7 +120,7 @@ class LayerWeights:
             "gates": gates(self.parts),
             "dropouts": dropouts(self.parts),
             "embeddings": embeddings(self.parts),
-            "modules": module_facts(self.parts),
+            "modules": (*module_facts(self.parts), *shared_and_frozen(self.parts)),
             "recurrences": recurrences(self.parts),
         }
 
@@ -292,6 +292,19 @@ def module_facts(parts: ModelParts) -> tuple[ModuleFact, ...]:
             role = "activation" if active else "normalizer" if isinstance(module, NORM_TYPES) else "layer"
             same = "" if same == name else same
             found.append(ModuleFact(name, type(module).__name__, role, module.training, same))
+    return tuple(found)
+
+
+def shared_and_frozen(parts: ModelParts) -> tuple[ModuleFact, ...]:
+    """The frozen modules with weights that two names of the model stand for."""
+    first: dict[int, str] = {}
+    found: list[ModuleFact] = []
+    for name, module in parts.modules[""].named_modules(remove_duplicate=False):
+        weights = list(module.parameters())
+        earlier = first.setdefault(id(module), name)
+        apart = earlier != name and not any(name.startswith(f"{f.name}.") for f in found)
+        if apart and weights and not any(p.requires_grad for p in weights):
+            found.append(ModuleFact(name, type(module).__name__, "shared", module.training, earlier))
     return tuple(found)
 
 

@@ -6,11 +6,12 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from normfree.diagnostics.end_rules import CONSTANT_OUTPUT
+from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.findings import Finding, finding
-from normfree.diagnostics.model_signal import LayerSignal, ModuleFact, Signal, name_pattern
+from normfree.diagnostics.loss_rules import CONSTANT_OUTPUT
+from normfree.diagnostics.signals import LayerSignal, ModuleFact, Signal
 from normfree.plan import Branch
 
 SIMILAR = 4  # number of similar blocks that tell what is usual
@@ -50,6 +51,8 @@ def unlike_modules(signal: Signal) -> Iterator[Finding]:
     if again := [f for f in signal.modules if f.role == "list"]:
         names = list(dict.fromkeys(name for f in again for name in (f.same_as, f.name)))
         yield finding("module repeated", names[0], names=names, verb="are")
+    for f in islice((f for f in signal.modules if f.role == "shared"), 1):
+        yield finding("module shared and frozen", f.name, names=[f.same_as, f.name])
     alike: defaultdict[tuple[str, str], list[ModuleFact]] = defaultdict(list)
     for f in signal.modules:
         alike[name_pattern(f.name), f.role].append(f)
@@ -188,27 +191,3 @@ def dead_units(signal: Signal) -> Iterator[Finding]:
     if dead:
         worst = max(dead, key=lambda layer: layer.dead)
         yield finding("dead units", worst.name, percent=worst.dead, names=[layer.name for layer in dead])
-
-
-HEAVY_BIAS = 36.0  # squared bias over the rest: at 6 deviations, a unit switches with one input in 1e9
-HEAVY_SIZE = 5.0  # root mean square of such a bias: gates have 1 to 3 on purpose, and 5 shuts or opens any sigmoid
-
-
-def heavy_biases(signal: Signal) -> Iterator[Finding]:
-    """Layers whose bias is far larger than what their weights add to it."""
-    large = suspect_biases(signal)
-    heavy = [g for g in signal.gains if g.bias > HEAVY_BIAS and g.name in large and not g.normalized]
-    if heavy:
-        names = list(dict.fromkeys(g.name for g in heavy))
-        yield finding("bias too large", names[0], size=math.sqrt(heavy[0].bias), names=names)
-
-
-def suspect_biases(signal: Signal) -> set[str]:
-    """The layers before the classifier with a large bias that has a larger norm than their weight."""
-    last = {layer.name for layer in signal.plan.classifier}
-    large = {s.place: s.value for s in signal.biases if s.value >= HEAVY_SIZE and s.place not in last}
-    return {
-        layer.name
-        for layer in signal.layers
-        if layer.name in large and 0 < layer.weight_norm <= large[layer.name] * math.sqrt(layer.units)
-    }

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normfree.diagnostics.model_signal import Stats
+from normfree.diagnostics.signals import Stats
 from normfree.nn.model_state import Key, by_device_and_type
 
 HALF = (torch.bfloat16, torch.float16)
@@ -126,6 +126,34 @@ def concatenate(tensors: Sequence[Tensor]) -> np.ndarray[Any, np.dtype[np.float6
         ends = np.cumsum([tensors[key].numel() for key in keys])
         pieces.update(zip(keys, np.split(values, ends[:-1]), strict=True))
     return np.concatenate([pieces[i] for i in range(len(tensors))])
+
+
+FEW_SAMPLES = 8  # that are compared with each other
+FEW_VALUES = 2048  # of each sample, evenly spaced: all of them would cost as much as the other statistics
+
+
+@torch.no_grad()
+def variations(tensor: Tensor) -> Tensor:
+    """The variance over a few samples, and over the second of three dimensions, relative to the second moment.
+
+    Both are 1 where there is nothing to compare.
+
+    >>> variations(torch.tensor([[1.0, 1.0], [3.0, 1.0]]))
+    tensor([0.1667, 1.0000])
+    """
+    some = tensor[:FEW_SAMPLES].detach()
+    if some.dim() < 2 or len(some) < 2 or not some.numel():
+        return some.new_ones(2, dtype=torch.float32)
+    flat = some.reshape(len(some), -1)
+    samples = _relative_variance(flat[:, :: max(1, flat.shape[1] // FEW_VALUES)].float(), 0)
+    if some.dim() != 3 or some.shape[1] <= 3:
+        return torch.stack([samples, torch.ones_like(samples)])
+    tokens = _relative_variance(some[:, :, :: max(1, flat.shape[1] // FEW_VALUES)].float(), 1)
+    return torch.stack([samples, tokens])
+
+
+def _relative_variance(x: Tensor, dim: int) -> Tensor:
+    return (x.var(dim, correction=0).mean() / x.square().mean()).nan_to_num(1.0)
 
 
 def launches_are_expensive(tensor: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Outliers: single blocks that differ from similar blocks, such as one with a too large weight or without normalizer.
 
-The fit of `diagnostics/growth.py` is robust, so a single block hardly changes it. This module finds such blocks.
+The fit of `diagnostics/growth.py` is robust, so a single block hardly changes it. This module finds such blocks,
+and judges them.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
-from normfree.diagnostics.growth import DepthPoint, bounded_exp
-from normfree.diagnostics.model_signal import Signal, SumSignal, name_pattern
-from normfree.report.terminal import compact
+from normfree.diagnostics.blocks import name_pattern
+from normfree.diagnostics.findings import Finding, SignalStatus, finding
+from normfree.diagnostics.growth import NOTICEABLE, DepthPoint, bounded_exp
+from normfree.diagnostics.signals import Signal, SumSignal
+from normfree.report.terminal import compact, shorten_names
 
 # Single blocks. At initialization, no network of this library whose signal is preserved, or grows as with batch norm,
 # has an outlier by these limits. Inside stages no block differs by six spreads and a factor of 1.35 in both directions;
@@ -24,6 +27,7 @@ from normfree.report.terminal import compact
 SPREADS = 6.0  # threshold in robust standard deviations from similar blocks
 INSIDE = 1.35  # least ratio, forward and backward in the same sense, inside a stage
 OPENING = 10.0  # the same for the first two blocks of a stage, whose input differs from that of similar blocks
+TRANSITION = 2.5  # the same for the branch of a block with a stride or another width; CoAtNet has 2
 ALONE = 20.0  # least ratio in one direction alone, inside a stage
 SIMILAR = 4  # number of the nearest similar blocks that a block is compared with
 NOISE = 0.02  # added to the spread of log factors, so that tiny differences do not count
@@ -159,6 +163,43 @@ def without_outliers(
     return found[:: -1 if backward else 1]
 
 
+def strong_outliers(outliers: Sequence[Outlier], signal: Signal) -> Iterator[Finding]:
+    """The blocks that change the signal or the gradient tenfold more or less than others: no small matter."""
+    for outlier in outliers[:1]:
+        ratio = max((outlier.forward_excess, outlier.backward_excess), key=lambda r: abs(math.log(r)))
+        if abs(math.log(ratio)) >= math.log(NOTICEABLE):
+            before = _module_before(outlier.name, ratio, signal)
+            remedy = f"look at {before}: it changes the scale before {outlier.name}" if before else look_at(outliers)
+            yield _wrong_size(before or outlier.name, ratio, signal, remedy, str(outlier))
+
+
+def _wrong_size(place: str, ratio: float, signal: Signal, remedy: str, text: str = "") -> Finding:
+    block, large = "layer" if signal.plain else "block", "large" if ratio > 1 else "small"
+    status: SignalStatus = "exploding" if ratio > 1 else "vanishing"
+    return finding("{block} too {large}", place, status, block=block, large=large, text=text, remedy=remedy)
+
+
+def _module_before(name: str, ratio: float, signal: Signal) -> str:
+    """The module right before an outlier that changes the scale instead of it; '' if none does."""
+    places = [s.name for s in signal.sums]
+    calls = [g.name for g in signal.gains]
+    i = places.index(name)
+    if not signal.plain or i == 0 or name not in calls or places[i - 1] not in calls:
+        return ""
+    stretch = signal.gains[calls.index(places[i - 1]) + 1 : calls.index(name) + 1]
+    sign = 1 if ratio > 1 else -1
+    gains = {g.name: sign * math.log(g.factor) for g in stretch if 0 < g.factor < math.inf}
+    most = max(gains, key=gains.__getitem__, default=name)
+    return most if most != name and gains[most] >= math.log(NOTICEABLE) else ""
+
+
+def look_at(outliers: Sequence[Outlier]) -> str:
+    """The remedy for blocks that stand out."""
+    whose = "its" if len(outliers) == 1 else "their"
+    names = shorten_names([o.name for o in outliers])
+    return f"look at {names}: compare {whose} weights, scales and normalizers with the others'"
+
+
 def _outlying_branches(signal: Signal) -> list[Outlier]:
     """The branches whose output variance differs from the nearest ones, if most branches of their kind have the same.
 
@@ -177,7 +218,8 @@ def _outlying_branches(signal: Signal) -> list[Outlier]:
         for i in others:
             near = sorted((j for j in range(len(sums)) if j != i), key=lambda j: abs(j - i))[:SIMILAR]
             local = median(variances[j] for j in near)
-            if all(not v or _above_one(variances[i] / v) >= INSIDE for v in (usual, local)):
+            least = TRANSITION if sums[i].transition else INSIDE
+            if all(not v or _above_one(variances[i] / v) >= least for v in (usual, local)):
                 found.append(Outlier(sums[i].name, math.nan, math.nan, math.nan, math.nan, variances[i], usual))
     return found
 

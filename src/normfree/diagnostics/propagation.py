@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,21 +20,25 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.autograd_graph import graph_facts, overwritten_place
-from normfree.diagnostics.ends import (
+from normfree.diagnostics.blocks import find_missing_sums
+from normfree.diagnostics.extra_passes import with_origin
+from normfree.diagnostics.input_output import (
+    WatchedInput,
     broadcasts,
+    check_loss,
     clear_type_errors,
     cross_entropy,
     first_tensor,
+    ignored_inputs,
     input_facts,
     output_facts,
     own_loss,
     target_facts,
     unreachable_targets,
+    watch_inputs,
 )
 from normfree.diagnostics.layer_signals import LayerWeights, learning_branches
-from normfree.diagnostics.model_signal import OutputFacts, Signal
-from normfree.diagnostics.places import find_missing_sums
-from normfree.diagnostics.second_look import with_origin
+from normfree.diagnostics.signals import SURE, FailedCheck, OutputFacts, Signal
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
@@ -123,6 +127,7 @@ def propagate(
             stack.callback(handle.remove)
         missing = stack.enter_context(find_missing_sums(parts.modules, plan))
         gradients = stack.enter_context(weights.gradient_norms())
+        (args, kwargs), watched = watch_inputs((args, kwargs))
         with clear_type_errors(parts, (args, kwargs)):
             output = model(*args, **kwargs)
         observer.leave_out_head(_tensor_or_none(output))
@@ -136,12 +141,15 @@ def propagate(
             injected = ", ".join(filter(None, [injected, "memory"]))
         size = _tensor_or_none(output)
         result = None if value is None else next(iter(starts))
-        tensors = [[t for t in tree_leaves(tree) if isinstance(t, Tensor)] for tree in (output, (args, kwargs))]
-        graph = graph_facts(parts, size, result, *tensors)
+        outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
+        graph = graph_facts(parts, size, result, outputs, [w.leaf for w in watched])
+        by_sample = _gradients_by_sample(size if result is not None else None)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
             _backward(parts, starts)
+        checks = (*_checks(watched, output, targets, loss), *_unseen_samples(by_sample))
+        ignored = list(ignored_inputs(watched))
     observer.finish()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
     moving = {name for name, size in gradient_sizes.items() if size > 0}
@@ -166,14 +174,16 @@ def propagate(
         broadcast=broadcasts(size, targets, graph.loss),
         targets=target_facts(targets),
         **weights.facts(),
+        checks=checks,
         zero_loss=zero_loss,
-        loss_cut=result is not None and not result.requires_grad,
+        loss_cut=result is not None and (not result.requires_grad or _is_flat(by_sample, head)),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
         frozen_in_use=bool(moving) and moving <= weights.frozen,
         idle=tuple(dict.fromkeys(n.rpartition(".")[0] for n in parts.parameters if n not in weights.frozen)),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
-    return with_origin(signal, model, parts, inputs, set(gradients), silent=zero is None)
+    learning = set(gradients) | (graph.reached if value is None else set())
+    return with_origin(signal, model, parts, inputs, learning, ignored, silent=zero is None)
 
 
 def plan_of(
@@ -225,6 +235,38 @@ def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
     if not output_is_finite:
         layers = tuple(replace(layer, gradient_norm=math.nan) for layer in layers)
     return replace(signal, sums=sums, layers=layers, unmeasured=lost[0] if lost else "the output")
+
+
+def _checks(watched: list[WatchedInput], output: Any, targets: Any, loss: Loss | None) -> tuple[FailedCheck, ...]:
+    """Whether the model wrote into its input, and the failed checks of a loss that the user gave."""
+    found = [FailedCheck("input changed in place", "the input")] if any(w.read._version for w in watched) else []
+    if loss is not None:
+        with suppress(Exception):  # the loss wants another shape or range than it was tried with
+            found += check_loss(loss, output, targets)
+    return tuple(found)
+
+
+def _gradients_by_sample(output: Tensor | None) -> list[Tensor]:
+    """A list that the backward pass fills with the largest gradient of each sample's output."""
+    found: list[Tensor] = []
+    if output is not None and output.requires_grad and output.dim():
+        output.register_hook(lambda g: found.append(g.detach().reshape(len(g), -1).abs().amax(1)))
+    return found
+
+
+UNSEEN = 0.5  # of the samples whose output gets no gradient
+
+
+def _unseen_samples(by_sample: Sequence[Tensor]) -> tuple[FailedCheck, ...]:
+    """Whether the loss leaves out most samples."""
+    share = float((by_sample[0] == 0).float().mean()) if by_sample else 0.0
+    return (FailedCheck("samples left out", "the loss", value=share),) if UNSEEN <= share < 1 else ()
+
+
+def _is_flat(by_sample: Sequence[Tensor], head: OutputFacts) -> bool:
+    """Whether the gradient of the loss is zero at the whole output, and not only by rounding."""
+    rounded = bool(by_sample) and (by_sample[0].dtype is torch.float16 or head.confidence > SURE)
+    return bool(by_sample) and not rounded and not bool(by_sample[0].any())
 
 
 def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:

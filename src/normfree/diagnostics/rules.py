@@ -1,6 +1,6 @@
 """The rules: which findings hold for the measured facts. `findings.py` has their words and remedies.
 
-`end_rules.py` has those of the input, the output and the loss.
+`loss_rules.py` has those of the input, the output and the loss.
 
 The functions are pure, and each limit stands above its rule with its reason. Unless stated otherwise a limit is a
 ratio of variances or of second moments, not of standard deviations.
@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from normfree.diagnostics.end_rules import CONSTANT_OUTPUT
-from normfree.diagnostics.findings import Finding, finding
+from normfree.diagnostics.blocks import name_pattern
+from normfree.diagnostics.findings import FINDINGS, Finding, finding
 from normfree.diagnostics.growth import LARGE, NOTICEABLE, Direction
-from normfree.diagnostics.model_signal import Signal, Spot, Stats, SumSignal, name_pattern
+from normfree.diagnostics.loss_rules import CONSTANT_OUTPUT, IN_PLACE
 from normfree.diagnostics.module_rules import SIMILAR, zero_layer, zero_starts
+from normfree.diagnostics.signals import SURE, Signal, Spot, Stats, SumSignal
 from normfree.report.terminal import shorten_names
 
 
@@ -139,15 +140,64 @@ def recurrences(signal: Signal) -> Iterator[Finding]:
 NOISY = 5.0  # squared difference of two passes over that of two samples
 
 
-def mixed_samples(signal: Signal) -> Iterator[Finding]:
-    """Samples that influence each other, and noise that is larger than their differences."""
-    if (place := signal.mixing) and not signal.head.variation <= CONSTANT_OUTPUT:
-        name = place.removeprefix("before ")
-        yield finding("samples mixed", name, spot=place if place.startswith("before") else f"at {name}")
+def broken_invariants(signal: Signal) -> Iterator[Finding]:
+    """Checks of `invariants.py` that failed, and noise that is larger than the differences between samples."""
+    elsewhere = {*AT_LAST, IN_PLACE}
+    if signal.head.variation <= CONSTANT_OUTPUT:
+        elsewhere |= {"samples mixed", "state between calls"}
+    if signal.head.confidence > SURE:
+        elsewhere |= {"samples left out"}
+    for c in sorted(signal.checks, key=lambda c: list(FINDINGS).index(c.finding)):
+        if c.finding not in elsewhere:
+            place = c.place.removeprefix("before ")
+            yield finding(c.finding, place, spot=_where(c.place), detail=c.detail, value=c.value)
     if signal.noise > NOISY and (place := signal.noise_place):
-        name = place.removeprefix("before ")
-        spot = place if place.startswith("before") else f"at {name}"
-        yield finding("noise too strong", name, size=math.sqrt(signal.noise), spot=spot)
+        yield finding(
+            "noise too strong", place.removeprefix("before "), size=math.sqrt(signal.noise), spot=_where(place)
+        )
+
+
+AT_LAST = ("input ignored", "later positions seen", "targets not shifted")  # may be consequences of other faults
+
+
+DROWNED = 1 / 300  # of the variation over samples that is left behind one place; latent arrays leave 1/60
+BY_DESIGN = 1e-7  # of a branch over its shortcut: layer scales of 1e-6 leave 1e-12, and the sum shows its shortcut
+
+
+def drowned_samples(signal: Signal) -> Iterator[Finding]:
+    """A place behind which a constant, such as positions or a bias, is far larger than what differs by sample."""
+    before = signal.inputs.variation
+    for i, s in enumerate(signal.sums):
+        starts_small = not s.layer and s.branch.power < BY_DESIGN * s.shortcut.power
+        if not starts_small and 0 < s.variation < DROWNED * before:
+            stem = [layer.name for layer in signal.plan.stem if layer.name] if i == 0 else []
+            names = [*stem, s.name] if s.name not in stem else stem
+            yield finding("samples drowned", names[0], names=names, share=1 / s.variation)
+            return
+        before = s.variation if s.variation > 0 else before
+
+
+ALIKE_TOKENS = 1e-3  # variation over the positions; sound networks have 0.03 or more
+
+
+def alike_tokens(signal: Signal) -> Iterator[Finding]:
+    """Blocks that make all positions of a sequence, or all nodes of a graph, alike."""
+    zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
+    measured = [s for s in signal.sums if s.name not in zero]
+    if measured and measured[0].token_variation > NOTICEABLE * ALIKE_TOKENS:
+        alike = (s for s in measured if s.token_variation < ALIKE_TOKENS)
+        for s in islice(alike, 1):
+            yield finding("tokens alike", s.name, value=s.token_variation)
+
+
+def sound_but_wrong(signal: Signal) -> list[Finding]:
+    """Inputs that a network with a sound signal ignores, or should not see."""
+    last = [finding(c.finding, c.place, detail=c.detail) for c in signal.checks if c.finding in AT_LAST]
+    return [*alike_tokens(signal), *last]
+
+
+def _where(place: str) -> str:
+    return place if place.startswith("before") else f"at {place}"
 
 
 CONSTANT_BRANCH = 1e-10  # variance relative to the squared mean; rounding of float32 leaves about 1e-14

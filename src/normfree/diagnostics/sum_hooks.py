@@ -12,9 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import Stats, SumSignal
-from normfree.diagnostics.moments import ChannelMoments, channel_dim, channel_moments, reduce_batch, to_stats
-from normfree.diagnostics.places import place_names
+from normfree.diagnostics.blocks import place_names
+from normfree.diagnostics.moments import (
+    ChannelMoments,
+    channel_dim,
+    channel_moments,
+    concatenate,
+    reduce_batch,
+    to_stats,
+    variations,
+)
+from normfree.diagnostics.signals import Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.model_state import whole
 from normfree.nn.normalizers import NORM_TYPES
@@ -79,6 +87,7 @@ class SumObserver(Observer):
         self._waiting_bytes = 0
         self._awaited: set[SumPart] = set()
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._variations: dict[str, Tensor] = {}
         self._normalized: set[str] = set()
         self._without_gradient: list[Branch] = []
         self._trained = {n for n, m in modules.items() if any(p.requires_grad for p in m.parameters())}
@@ -209,6 +218,7 @@ class SumObserver(Observer):
         self.half = self.half or tensor.dtype is torch.float16
         if part == "sum":
             self._shapes[branch.name] = tuple(tensor.shape)
+            self._variations[branch.name] = variations(tensor)
         channels = self._channels[branch.name].of(tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
@@ -314,6 +324,7 @@ class SumObserver(Observer):
             return measured.get((branch.name, part), ZERO if (branch.name, part) in self._awaited else MISSING)
 
         names = [part + kind for kind in ("", "_gradient") for part in ("sum", "branch", "shortcut")]
+        compared = concatenate([self._variations[b.name] for b in self._points]).reshape(-1, 2).tolist()
         return tuple(
             SumSignal(
                 name=self._labels[b.name],
@@ -324,9 +335,11 @@ class SumObserver(Observer):
                 layer=not self.plan.branches,
                 shape=self._shapes[b.name],
                 normalized=b.name in self._normalized,
+                variation=over_samples,
+                token_variation=over_tokens,
                 **{name: stats(b, name) for name in names},
             )
-            for b in self._points
+            for b, (over_samples, over_tokens) in zip(self._points, compared, strict=True)
         )
 
 

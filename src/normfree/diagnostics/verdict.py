@@ -14,11 +14,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from normfree.diagnostics import end_rules, growth_rules, module_rules, rules
+from normfree.diagnostics import loss_rules, module_rules, rules
 from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus
-from normfree.diagnostics.growth import HARMLESS, LARGE, NOTICEABLE, DepthPoint, Direction, judge_direction
-from normfree.diagnostics.model_signal import Signal, SumSignal
-from normfree.diagnostics.outliers import Outlier, find_outliers, shapes_alternate, without_outliers
+from normfree.diagnostics.growth import (
+    HARMLESS,
+    LARGE,
+    MANY_CALLS,
+    NOTICEABLE,
+    DepthPoint,
+    Direction,
+    growth_advice,
+    growth_finding,
+    judge_direction,
+    module_of,
+)
+from normfree.diagnostics.outliers import (
+    Outlier,
+    find_outliers,
+    look_at,
+    shapes_alternate,
+    strong_outliers,
+    without_outliers,
+)
+from normfree.diagnostics.signals import Signal, SumSignal
 from normfree.report.terminal import compact, shorten_names
 
 
@@ -138,25 +156,28 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
                 new if old.status == "drifting" else old
                 for old, new in zip((forward, backward), corrected, strict=True)
             )
-    findings = [*local, *growth_rules.strong_outliers(outliers, signal)]
+    findings = [*local, *strong_outliers(outliers, signal)]
     measured: list[SignalStatus] = [d.status for d in (forward, backward) if d.status != "not measured"]
     worst: SignalStatus = max(measured, key=SEVERITY.index, default="preserved")
-    advice = growth_rules.advice(signal, forward, backward, method, supports)
+    advice = growth_advice(signal, forward, backward, method, supports)
     if not findings and not outliers and worst not in ("preserved", "growing"):
-        findings.append(growth_rules.growth(forward, backward, worst, advice, signal))
+        findings.append(growth_finding(signal, forward, backward, worst, advice))
     if forward.status in HARMLESS and (not findings or worst == "drifting"):
         drifting = bool(findings) and forward.status == "drifting"
-        ends = tuple(end_rules.faults_of_the_head(signal, drifting=drifting))
+        ends = tuple(loss_rules.faults_of_the_head(signal, drifting=drifting))
         if drifting and [f.cause for f in ends] == ["first loss"]:
             findings = [replace(findings[0], status="exploding" if forward.factor > 1 else "vanishing")]  # it shows
         else:
             findings = [*ends, *findings]
         local = (*local, *ends)
+    if not outliers and all(f.status == "drifting" for f in findings):
+        local = (*local, *rules.sound_but_wrong(signal))
+        findings = [*local, *findings]
     status = max([worst, *(f.status for f in findings)], key=SEVERITY.index)
     texts = [f.text for f in local if f.text]
     sentence = "; ".join([*_sentences(signal, forward, backward, dead, waiting, outliers), *texts])
     if findings or outliers:
-        advice = findings[0].remedy if findings else growth_rules.look_at(outliers)
+        advice = findings[0].remedy if findings else look_at(outliers)
     names = tuple(s.name for s in dead)
     return Verdict(status, forward, backward, names, sentence, advice, outliers, tuple(findings))
 
@@ -166,12 +187,12 @@ def _local_faults(
 ) -> tuple[Finding, ...]:
     """The faults at single places, causes before their consequences."""
     found = [
-        *end_rules.faults_of_the_input(signal),
+        *loss_rules.faults_of_the_input(signal),
         *rules.non_finite(signal, forward),
-        *end_rules.faults_of_the_targets(signal),
-        *end_rules.large_embeddings(signal),
-        *end_rules.small_embeddings(signal),
-        *end_rules.faults_of_the_loss(signal),
+        *loss_rules.faults_of_the_targets(signal),
+        *loss_rules.large_embeddings(signal),
+        *loss_rules.small_embeddings(signal),
+        *loss_rules.faults_of_the_loss(signal),
         *module_rules.nothing_learns(signal),
         *module_rules.unlike_modules(signal),
         *rules.forgotten_skips(signal),
@@ -180,7 +201,7 @@ def _local_faults(
         *module_rules.missing_activations(signal),
         *rules.faulty_functions(signal),
         *rules.recurrences(signal),
-        *rules.mixed_samples(signal),
+        *rules.broken_invariants(signal),
         *rules.faulty_branches(signal, dead),
         *rules.small_branches(signal),
         *rules.silent(signal, forward),
@@ -188,12 +209,16 @@ def _local_faults(
     ]
     if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
         found += rules.saturated_functions(signal)
-    found += [*module_rules.dead_units(signal), *end_rules.faults_of_the_stem(signal)]
+    found += [*module_rules.dead_units(signal), *loss_rules.faults_of_the_stem(signal)]
     if forward.status in HARMLESS:
         found += rules.deep_post_norm(signal)
-    found = found or [*module_rules.unusual_activation(signal), *end_rules.constant_targets(signal)]
+    found = found or [
+        *module_rules.unusual_activation(signal),
+        *loss_rules.constant_targets(signal),
+    ]
     places = {f.place for f in found}  # a bias may make a layer dead, which says more
-    return (*found, *(f for f in module_rules.heavy_biases(signal) if f.place not in places))
+    drowned = [f for f in rules.drowned_samples(signal) if f.place not in places]
+    return (*found, *(f for f in drowned if forward.status != "exploding" or f.place == forward.worst))
 
 
 def _streams(signal: Signal) -> dict[str, str]:
@@ -202,12 +227,12 @@ def _streams(signal: Signal) -> dict[str, str]:
     These are the calls of one layer, else the sums of one branch, and of one shape if shapes alternate. Two towers of
     different resolution, or words and their letters, do so.
     """
-    calls = Counter(growth_rules.module(s.name) for s in signal.sums)
-    often = {name for name, count in calls.items() if name and count >= growth_rules.MANY_CALLS}
+    calls = Counter(module_of(s.name) for s in signal.sums)
+    often = {name for name, count in calls.items() if name and count >= MANY_CALLS}
     alternate = shapes_alternate(signal)
     found: dict[str, str] = {}
     for s in signal.sums:
-        module = growth_rules.module(s.name)
+        module = module_of(s.name)
         own = f"{s.around or ''} {s.shape}" if alternate else s.around or ""
         found[s.name] = module if module in often else own
     return found
@@ -226,7 +251,7 @@ def _stages(sums: Sequence[SumSignal], streams: Mapping[str, str]) -> dict[str, 
         new_list = i > 0 and lists[i] != lists[i - 1] and min(counts[lists[i]], counts[lists[i - 1]]) > 1
         if i == 0 or s.stage != sums[i - 1].stage or (new_list and not s.layer):
             number += 1
-        found[s.name] = 0 if streams[s.name] == growth_rules.module(s.name) != "" else number
+        found[s.name] = 0 if streams[s.name] == module_of(s.name) != "" else number
     return found
 
 
@@ -243,7 +268,7 @@ def _meant_to_rest(signal: Signal) -> list[str]:
     last = {name for name in signal.unused if module_rules.is_last_of_list(name, signal)}
     layers = [{layer.name for layer in b.layers} for b in signal.plan.branches]
     if signal.plain:
-        layers = [{growth_rules.module(s.name)} for s in signal.sums]
+        layers = [{module_of(s.name)} for s in signal.sums]
     still = [(s.name, own) for s, own in zip(signal.sums, layers, strict=False) if s.sum_gradient.norm == 0]
     return [name for name, own in still if own and (own <= resting or own & last)]
 

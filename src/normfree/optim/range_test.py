@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.curvature import top_eigenvalue
-from normfree.diagnostics.ends import cross_entropy, own_loss
+from normfree.diagnostics.input_output import cross_entropy, own_loss
 from normfree.diagnostics.propagation import Loss
 from normfree.nn.model_state import call_arguments, is_sharded
 from normfree.optim.clipping import agc_parameters, clip_grad_agc_

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from normfree import theory
-from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.signals import Signal
 from normfree.models import build
 from normfree.models.base import Padding
 from normfree.report.panels import Panel

@@ -15,8 +15,8 @@ from functools import partial
 
 import torch
 
-from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.signals import Signal
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import gain, standardized
 from normfree.models import build

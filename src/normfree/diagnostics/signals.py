@@ -1,25 +1,16 @@
 """The facts about a model that one forward and one backward pass give, as plain numbers.
 
-`propagation.py` measures them, and `verdict.py` judges them.
+`propagation.py` and `extra_passes.py` measure them, and `verdict.py` judges them. Numbers that
+follow from others are computed once, when a record is made.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normfree.plan import ResidualPlan
-
-
-def name_pattern(name: str) -> str:
-    """The name of a module or sum without its numbers: equal for repeated blocks.
-
-    >>> name_pattern("layer3.1")
-    'layer.'
-    """
-    return re.sub(r"\d+", "", name)
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,14 @@ class SumSignal:
     `learns` is true if any weight or multiplier of the branch got a gradient other than zero, or if the branch has
     none. `around` is the name of the sum whose branch contains this one. In a network without sums, `layer` is true and
     `sum` is the output of a weight layer; there is no branch and no shortcut. `shape` is the shape of the sum.
-    `normalized`: whether a layer was measured behind its normalizer.
+    `normalized`: whether a layer was measured behind its normalizer. `variation` is the variance over the batch
+    relative to the second moment, the mean over positions and channels: 0 if all samples are alike. `token_variation`
+    is the same over the second dimension of a tensor with three.
+
+    `level` is the size of the forward signal: the variance of a sum, the second moment of a layer's output. In a deep
+    ReLU network all samples become alike, so that the variance over them falls although the signal is preserved.
+    Shortcuts prevent that. `gradient_level` is the size of the gradient: its variance at a sum, its squared norm per
+    sample at a layer. The norm does not change with the resolution, which differs from layer to layer without blocks.
     """
 
     name: str
@@ -60,23 +58,16 @@ class SumSignal:
     layer: bool = False
     shape: tuple[int, ...] = ()
     normalized: bool = False
+    variation: float = field(default=1.0, compare=False)
+    token_variation: float = field(default=1.0, compare=False)
+    level: float = field(init=False, repr=False, compare=False)
+    gradient_level: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def level(self) -> float:
-        """The size of the forward signal: the variance of a sum, the second moment of a layer's output.
-
-        In a deep ReLU network all samples become alike, so that the variance over them falls although the signal is
-        preserved. Shortcuts prevent that.
-        """
-        return self.sum.power if self.layer else self.sum.variance
-
-    @property
-    def gradient_level(self) -> float:
-        """The size of the gradient: its variance at a sum, its squared norm per sample at a layer.
-
-        The norm does not change with the resolution, which differs from layer to layer without blocks.
-        """
-        return self.sum_gradient.norm**2 if self.layer else self.sum_gradient.variance
+    def __post_init__(self) -> None:
+        forward = self.sum.power if self.layer else self.sum.variance
+        object.__setattr__(self, "level", forward)
+        backward = self.sum_gradient.norm**2 if self.layer else self.sum_gradient.variance
+        object.__setattr__(self, "gradient_level", backward)
 
 
 @dataclass(frozen=True)
@@ -85,7 +76,8 @@ class LayerSignal:
 
     `units` is the number of outputs, `dead` the fraction of them whose weights get no gradient while others do, and
     `equal` the fraction of filters that equal another one. Both are 0 for composed weights, whose rows are not units.
-    `frozen`: whether the weight requires no gradient.
+    `frozen`: whether the weight requires no gradient. `ratio` is the gradient norm over the weight norm: the relative
+    size of an SGD step with learning rate 1.
     """
 
     name: str
@@ -95,11 +87,10 @@ class LayerSignal:
     dead: float = 0.0
     equal: float = 0.0
     frozen: bool = field(default=False, compare=False)
+    ratio: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def ratio(self) -> float:
-        """Gradient norm over weight norm: the relative size of an SGD step with learning rate 1."""
-        return self.gradient_norm / self.weight_norm if self.weight_norm else math.inf
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ratio", self.gradient_norm / self.weight_norm if self.weight_norm else math.inf)
 
 
 @dataclass(frozen=True)
@@ -112,6 +103,10 @@ class InputFacts:
         deviation: Their standard deviation.
         alike: Whether all samples of the batch are the same.
         dtype: The name of the type, such as 'float32'; '' without such an input.
+        variation: The variance over the batch relative to the second moment, as in `SumSignal`.
+        lowest: The smallest number, of targets only.
+        highest: The largest number, of targets only.
+        size: The root mean square.
     """
 
     finite: bool = True
@@ -119,11 +114,16 @@ class InputFacts:
     deviation: float = math.nan
     alike: bool = False
     dtype: str = ""
+    variation: float = 1.0
+    lowest: float = math.nan
+    highest: float = math.nan
+    size: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def size(self) -> float:
-        """The root mean square."""
-        return math.hypot(self.mean, self.deviation)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", math.hypot(self.mean, self.deviation))
+
+
+SURE = 0.9  # a mean of the largest probability, above which the gradient of a cross-entropy may be rounded to zero
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,23 @@ class Spot:
 
 
 @dataclass(frozen=True)
+class FailedCheck:
+    """Something that holds for every sound model, and not for this one.
+
+    Attributes:
+        finding: The word for it in `findings.py`.
+        place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
+        detail: A name or a few words for the text of the finding.
+        value: A number for it.
+    """
+
+    finding: str
+    place: str
+    detail: str = ""
+    value: float = math.nan
+
+
+@dataclass(frozen=True)
 class GraphFacts:
     """Facts about the functions of a forward pass.
 
@@ -181,6 +198,8 @@ class GraphFacts:
         output: The function that made the output, such as 'Sigmoid'; '' if it is not known.
         output_place: The layer before it.
         loss: The functions between the loss and the output.
+        custom: The functions with a derivative that the user wrote (`torch.autograd.Function`).
+        reached: The parameters that any output depends on.
     """
 
     openness: tuple[Spot, ...] = ()
@@ -199,6 +218,8 @@ class GraphFacts:
     output: str = ""
     output_place: str = ""
     loss: tuple[str, ...] = ()
+    custom: tuple[str, ...] = ()
+    reached: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -209,7 +230,7 @@ class ModuleFact:
         name: The module.
         kind: Its class.
         role: 'activation', 'normalizer', 'layer' for one with weights of its own, 'list' for the same module at another
-            place of a list, or ''.
+            place of a list, 'shared' for a frozen module under another name, or ''.
         training: Whether it is in training mode.
         same_as: The earlier module that is the same one, or has the same weight.
     """
@@ -229,14 +250,12 @@ class Gain:
         name: The module.
         kind: Its class.
         factor: The second moment of its output over that of its input; over 1 for an embedding or a normalizer.
-        bias: The second moment of its bias over that of its output without the bias; NaN without a bias.
         normalized: Whether a normalizer comes next, which undoes the scale.
     """
 
     name: str
     kind: str
     factor: float
-    bias: float = math.nan
     normalized: bool = False
 
 
@@ -284,13 +303,14 @@ class Signal:
         steps: The length of the input's second dimension.
         frozen_in_use: Whether every parameter with a gradient is frozen.
         idle: The modules with a parameter that requires a gradient, if all parameters with one are frozen.
-        mixing: The module that mixes samples, or 'before' the module that reads mixed ones; '' if none.
+        checks: The checks of the inputs, of the loss and of `invariants.py` that failed.
         noise: The squared difference of two passes over that of two samples, if the signal was looked at again.
-        noise_place: Where the noise begins, in the way of `mixing`.
-        loss_cut: Whether the loss has no gradient at all.
+        noise_place: Where the noise begins, in the way of `checks`.
+        loss_cut: Whether the loss has no gradient at all, or one of zero at the output.
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
+        plain: Whether the network has no residual sums, and was measured at its weight layers.
     """
 
     sums: tuple[SumSignal, ...]
@@ -326,7 +346,7 @@ class Signal:
     steps: int = 0
     frozen_in_use: bool = False
     idle: tuple[str, ...] = ()
-    mixing: str = ""
+    checks: tuple[FailedCheck, ...] = ()
     noise: float = 0.0
     noise_place: str = ""
     loss_cut: bool = False
@@ -334,11 +354,10 @@ class Signal:
     gains: tuple[Gain, ...] = ()
     gradient_origin: str = ""
     gradient_function: str = ""
+    plain: bool = field(init=False, compare=False)
 
-    @property
-    def plain(self) -> bool:
-        """Whether the network has no residual sums, and was measured at its weight layers."""
-        return bool(self.sums) and self.sums[0].layer
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plain", bool(self.sums) and self.sums[0].layer)
 
     def series(self, part: str, statistic: str = "variance") -> list[float]:
         """List one statistic over all sums.
@@ -354,7 +373,6 @@ class Signal:
 
     def to_json(self) -> dict[str, Any]:
         """Return the signal as plain data; numbers may be NaN or infinite."""
-        layers = [{**asdict(layer), "ratio": layer.ratio} for layer in self.layers]
         return {
             "injected": self.injected,
             "loss": self.loss,
@@ -364,7 +382,7 @@ class Signal:
             "inputs": asdict(self.inputs),
             "head": asdict(self.head),
             "sums": [asdict(s) for s in self.sums],
-            "layers": layers,
+            "layers": [asdict(layer) for layer in self.layers],
         }
 
     def __repr__(self) -> str:

@@ -1,7 +1,8 @@
-"""The names of places in reports, and the blocks without the residual sum that similar blocks have."""
+"""The blocks of a model: their names in reports, and the blocks without the residual sum that similar blocks have."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import name_pattern
 from normfree.plan import Branch, ResidualPlan
+
+
+def name_pattern(name: str) -> str:
+    """The name of a module or sum without its numbers: equal for repeated blocks.
+
+    >>> name_pattern("layer3.1")
+    'layer.'
+    """
+    return re.sub(r"\d+", "", name)
 
 
 def place_names(plan: ResidualPlan) -> dict[str, str]:

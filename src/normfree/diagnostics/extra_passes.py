@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,34 +11,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
-from normfree.diagnostics.ends import cross_entropy, first_tensor, is_finite, is_mask, own_loss
-from normfree.diagnostics.model_signal import Gain, Signal, name_pattern
-from normfree.diagnostics.probes import noise_of
+from normfree.diagnostics.blocks import name_pattern
+from normfree.diagnostics.input_output import IgnoredInput, cross_entropy, first_tensor, is_finite, is_mask, own_loss
+from normfree.diagnostics.invariants import first_difference, trace
+from normfree.diagnostics.signals import FailedCheck, Gain, Signal
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, whole
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
+CONSTANT = 1e-12  # variation over samples: no more than rounding
 MOST_CANDIDATES = 4  # modules for which a forward pass is made
 
 
 def with_origin(
-    signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any, learning: set[str], *, silent: bool
+    signal: Signal,
+    model: nn.Module,
+    parts: ModelParts,
+    inputs: Any,
+    learning: set[str],
+    ignored: Sequence[IgnoredInput] = (),
+    *,
+    silent: bool,
 ) -> Signal:
     """Name the weights and modules behind a signal that ends, by further forward passes; sound signals need none.
 
     Args:
-        learning: The names of the parameters that got a gradient.
+        learning: The names of the parameters that the loss, or an output, depends on.
+        ignored: The parts of the input that got no gradient.
         silent: Whether a signal of zeros is a fault.
     """
-    ended = next((s.name for s in signal.sums if s.level == 0 or (s.layer and s.sum.variance == 0)), "")
+    ended = next((s.name for s in signal.sums if s.level == 0 or (s.layer and s.variation < CONSTANT)), "")
     silent = silent and not signal.unmeasured and (signal.head.mean_square == 0 or bool(ended))
     outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
     still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
     still = [] if silent or signal.unmeasured else [name for name in still if name in outside][-3:]
     idle = [] if signal.unmeasured else _idle_modules(signal, parts, learning)
-    if not silent and not signal.unmeasured and not still and not idle:
+    ignored = () if silent or signal.unmeasured else ignored
+    if not silent and not signal.unmeasured and not still and not idle and not ignored:
         return signal
     broken = broken_parameters(parts) if signal.unmeasured else ()
     origin: list[str] = []
@@ -48,15 +58,19 @@ def with_origin(
         with (
             torch.no_grad(),
             preserve_model_state(model, parts),
-            find_origin(parts.modules, is_not_zero if silent else is_finite) as origin,
+            find_origin(parts.modules, varies if silent else is_finite) as origin,
         ):
             model(*args, **kwargs)
-    cut = [name for name in still if influences(model, parts, name, args, kwargs, first=True)]
-    unused = [name for name in idle if not influences(model, parts, name, args, kwargs)]
+    tried = idle[-MOST_CANDIDATES:]
+    cut = [name for name in (*still, *tried) if influences(model, parts, name, args, kwargs)]
+    unused = [name for name in idle if name not in cut] if len(idle) <= MOST_CANDIDATES or not cut else []
+    unread = [i for i in ignored if not _is_read(model, parts, i, args, kwargs)]
+    checks = (*signal.checks, *(FailedCheck("input ignored", "the input", i.part) for i in unread))
     inside = [name for name in origin if ended and name.startswith(f"{ended}.")]
     first = next(iter(inside or origin), "")
     kind = type(parts.modules[first]).__name__ if first else ""
-    return replace(signal, broken=broken, origin=first, origin_kind=kind, cut=tuple(cut), unused=tuple(unused))
+    signal = replace(signal, broken=broken, origin=first, origin_kind=kind, checks=checks)
+    return replace(signal, cut=tuple(cut), unused=tuple(unused))
 
 
 def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = None, loss: Any = None) -> Signal:
@@ -85,8 +99,12 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
 
 def _copied(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """The arguments of a model, of which tensors are copied, because the model may write into them."""
-    args, kwargs = tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, call_arguments(inputs))
+    args, kwargs = tree_map(_copy, call_arguments(inputs))
     return args, kwargs
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> tuple[Gain, ...]:
@@ -108,7 +126,7 @@ def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> t
             x = args[0] if args and isinstance(args[0], Tensor) and args[0].is_floating_point() else None
             before = 1.0 if x is None or is_norm(module) else _moment(x)
             factor = _moment(out) / before if before > 0 else math.nan
-            found.append(Gain(name, type(module).__name__, factor, _bias(module, out)))
+            found.append(Gain(name, type(module).__name__, factor))
 
         return measure
 
@@ -126,41 +144,25 @@ def _moment(tensor: Tensor) -> float:
     return float(tensor.detach().double().square().mean())
 
 
-def _bias(module: nn.Module, out: Tensor) -> float:
-    """The second moment of a bias over that of the output without it."""
-    bias = module._parameters.get("bias")
-    if bias is None or not isinstance(module, WEIGHT_LAYERS) or bias.dim() != 1:
-        return math.nan
-    b = whole(bias.detach()).double()
-    dim = 1 if isinstance(module, nn.modules.conv._ConvNd) else -1
-    if out.shape[dim] != len(b):
-        return math.nan
-    shape = [1] * out.dim()
-    shape[dim] = len(b)
-    rest = _moment(out.double() - b.reshape(shape))
-    return float(b.square().mean()) / rest if rest > 0 else math.nan
-
-
 def _idle_modules(signal: Signal, parts: ModelParts, learning: set[str]) -> list[str]:
-    """The outermost modules without any gradient, although modules like them have one.
-
-    A module is like another one if it has its class and its name but for numbers. A module that stands beside others
-    in the code of a block is a candidate, too. An auxiliary head of the model is none.
-    """
+    """The outermost modules with weights that could learn, none of which has a part in the loss or an output."""
     used = {prefix for name in learning for prefix in _above(name)}
-    filled = {prefix for name in parts.parameters for prefix in _above(name)} - {
-        layer.name for layer in signal.plan.classifier
-    }
+    filled = {prefix for name, p in parts.parameters.items() if p.requires_grad for prefix in _above(name)}
     idle = [name for name in parts.modules if name in filled - used and name.rpartition(".")[0] in used]
-    kinds = Counter((name_pattern(name), type(parts.modules[name])) for name in used)
-    lists = nn.ModuleList | nn.ModuleDict
-    found = [
-        name
-        for name in idle
-        if kinds[(name_pattern(name), type(parts.modules[name]))]
-        or ("." in name and not isinstance(parts.modules[name.rpartition(".")[0]], lists))
-    ]
-    return found if len(found) <= MOST_CANDIDATES else []
+    patterns = {name_pattern(name) for name in used}
+    return [name for name in idle if name_pattern(name) in patterns or not _is_head(name, parts, signal.head.classes)]
+
+
+def _is_head(name: str, parts: ModelParts, classes: int) -> bool:
+    """Whether a module may be another head of the model: it ends in as many units as the output, or is one layer.
+
+    A layer of as many inputs as outputs is none.
+    """
+    weights = [p for n, p in parts.parameters.items() if f"{n}.".startswith(f"{name}.") and p.dim() > 1]
+    if not weights:
+        return False
+    layer = "." not in name and "weight" in parts.modules[name]._parameters
+    return (layer and weights[0].shape[0] != weights[0].shape[1]) or weights[-1].shape[0] == classes
 
 
 def _above(name: str) -> list[str]:
@@ -169,20 +171,42 @@ def _above(name: str) -> list[str]:
     return [".".join(pieces[:i]) for i in range(len(pieces) + 1)]
 
 
-def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs: Any, *, first: bool = False) -> bool:
-    """Whether the output of a module changes an output of the model, or the `first` one."""
-    outputs = []
-    for factor in (1.0, 1.5):
-        handle = parts.modules[name].register_forward_hook(
-            lambda _m, _a, out, factor=factor: out * factor if isinstance(out, Tensor) else None
-        )
-        try:
-            with torch.no_grad(), preserve_model_state(model, parts):
-                found = model(*args, **kwargs)
-            outputs.append([t for t in tree_leaves(first_tensor(found) if first else found) if isinstance(t, Tensor)])
-        finally:
+def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs: Any) -> bool:
+    """Whether the result of a module, or of the modules in a list, changes the main output of the model."""
+    inside = [m for n, m in parts.modules.items() if n == name or n.startswith(f"{name}.")]
+    called = [m for m in inside if type(m).forward is not nn.Module.forward and not isinstance(m, CONTAINERS)]
+
+    def other(_m: nn.Module, _a: Any, out: Any) -> Any:
+        # Not only the size is another one, but also the largest number, which an argmax would choose.
+        return tree_map(lambda t: 0.5 - 1.7 * t if isinstance(t, Tensor) and t.is_floating_point() else t, out)
+
+    before = _run(model, parts, args, kwargs)
+    handles = [m.register_forward_hook(other) for m in called[: 1 if inside[0] in called else None]]
+    try:
+        return not torch.equal(before, _run(model, parts, args, kwargs))
+    finally:
+        for handle in handles:
             handle.remove()
-    return not all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def _run(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> Tensor:
+    """The main output of a model; two calls draw the same random numbers."""
+    with torch.no_grad(), preserve_model_state(model, parts):
+        torch.manual_seed(0)
+        return first_tensor(model(*tree_map(_copy, args), **tree_map(_copy, kwargs))).clone()
+
+
+def _is_read(model: nn.Module, parts: ModelParts, ignored: IgnoredInput, args: Any, kwargs: Any) -> bool:
+    """Whether a part of the input without a gradient changes the output all the same."""
+
+    def swap(path: Any, value: Any) -> Any:
+        return ignored.changed if keystr(path) == ignored.name else value
+
+    other = tree_map_with_path(swap, (args, kwargs))
+    return not torch.equal(_run(model, parts, args, kwargs), _run(model, parts, *other))
 
 
 def broken_parameters(parts: ModelParts) -> tuple[str, ...]:
@@ -221,9 +245,9 @@ def find_origin(modules: Mapping[str, nn.Module], good: Callable[[Tensor], bool]
             handle.remove()
 
 
-def is_not_zero(tensor: Tensor) -> bool:
-    """Whether a tensor has another value than zero."""
-    return bool(tensor.any())
+def varies(tensor: Tensor) -> bool:
+    """Whether a tensor is not zero, nor the same for all samples."""
+    return bool((tensor != tensor[:1]).any() if tensor.dim() > 1 and len(tensor) > 1 else tensor.any())
 
 
 class _Owners(TorchFunctionMode):
@@ -304,3 +328,20 @@ def random_start(output: Any) -> Tensor:
     tensor = first_tensor(output)
     source = torch.Generator().manual_seed(0)
     return (tensor * torch.randn(tensor.shape, generator=source).to(tensor)).sum()
+
+
+def noise_of(model: nn.Module, parts: ModelParts, arguments: Any) -> tuple[float, str]:
+    """The squared difference of the output between two passes over that between two samples, and where it begins."""
+    with torch.no_grad():
+        outputs = []
+        for seed in (0, 1):
+            with preserve_model_state(model, parts):
+                torch.manual_seed(seed)
+                outputs.append(first_tensor(model(*arguments[0], **arguments[1])).float())
+        one, other = outputs
+        between = ((one - one.roll(1, 0)) * (other - other.roll(1, 0))).mean()  # noise has no part in it, on average
+        share = float((one - other).square().mean() / between.clamp_min(1e-12))
+    if not share:
+        return 0.0, ""
+    first, second = (trace(model, parts, arguments, evaluate=False, seed=seed) for seed in (0, 1))
+    return share, first_difference(first, second)

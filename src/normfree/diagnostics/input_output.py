@@ -1,4 +1,4 @@
-"""Both ends of a network, measured: the input, the output and the first loss."""
+"""The input, the output, the targets and the loss of a model: their numbers, and checks of each."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_leaves, tree_map_with_path
 
-from normfree.diagnostics.model_signal import InputFacts, OutputFacts
+from normfree.diagnostics.moments import variations
+from normfree.diagnostics.signals import FailedCheck, InputFacts, OutputFacts
 from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at
@@ -31,7 +32,107 @@ def input_facts(arguments: Any) -> InputFacts:
         return InputFacts(finite)
     values = main.double() if main.device.type == "cpu" else main.float()
     alike = main.shape[0] > 1 and bool((main == main[:1]).all())
-    return InputFacts(finite, float(values.mean()), float(values.std(correction=0)), alike, _name(main.dtype))
+    mean, deviation, variation = float(values.mean()), float(values.std(correction=0)), float(variations(main)[0])
+    return InputFacts(finite, mean, deviation, alike, _name(main.dtype), variation)
+
+
+class WatchedInput(NamedTuple):
+    """An argument of a model: the copy that the model reads, and the leaf that gets its gradient, if it can."""
+
+    name: str
+    read: Tensor
+    leaf: Tensor
+
+
+IMAGES = 4  # dimensions; the gradient of an image would cost as much as the first layer
+
+
+def watch_inputs(arguments: Any) -> tuple[Any, list[WatchedInput]]:
+    """Copy the arguments so that their gradients and changes in place can be seen after the pass."""
+    watched: list[WatchedInput] = []
+
+    def watch(path: Any, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        leaf = value.detach().clone()
+        if value.is_floating_point() and value.dim() < IMAGES:
+            leaf.requires_grad_(True)
+        watched.append(WatchedInput(keystr(path), leaf.clone(), leaf))
+        return watched[-1].read
+
+    return tree_map_with_path(watch, arguments), watched
+
+
+IGNORED = 0.25  # of the features or positions of the input that get no gradient
+
+
+class IgnoredInput(NamedTuple):
+    """A part of an argument that gets no gradient, in words, and the argument with other values there."""
+
+    name: str
+    part: str
+    changed: Tensor
+
+
+@torch.no_grad()
+def ignored_inputs(watched: list[WatchedInput]) -> Iterator[IgnoredInput]:
+    """Find the arguments, and the features and positions of the main one, that get no gradient."""
+    numbers = [w for w in watched if w.leaf.requires_grad and w.leaf.dim() > 1 and len(w.leaf) > 1]
+    gradients = [w.leaf.grad for w in numbers]
+    used = [g for g in gradients if g is not None and bool(g.any())]
+    for w, gradient in zip(numbers, gradients, strict=True):
+        if not used:
+            return
+        if gradient is None or not bool(gradient.any()):
+            yield IgnoredInput(w.name, f"all of the argument {w.name}", w.leaf.detach().roll(1, 0))
+        elif gradient.numel() == max(g.numel() for g in used):
+            for axis in (1, 2) if gradient.dim() == 3 else (1,):
+                silent = gradient.abs().amax([i for i in range(gradient.dim()) if i != axis], keepdim=True) == 0
+                indices = silent.flatten().nonzero().flatten().tolist()
+                if len(indices) >= IGNORED * gradient.shape[axis]:
+                    few = ", ".join(map(str, indices[:3])) + (", …" if len(indices) > 3 else "")
+                    changed = torch.where(silent, w.leaf.detach().roll(1, 0), w.leaf.detach())
+                    yield IgnoredInput(w.name, f"index {few} of dimension {axis}", changed)
+                    return
+
+
+@torch.no_grad()
+def check_loss(loss: Any, output: Any, targets: Any) -> Iterator[FailedCheck]:
+    """Try a loss on answers that are right and wrong: it must depend on the targets, and prefer the right ones.
+
+    The answers lie between 0 and 1, so that they may be logits, probabilities or numbers.
+    """
+    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or output.dim() == 0 or targets.dim() == 0:
+        return
+    z, y = output[:FEW_SAMPLES].detach().float(), targets[:FEW_SAMPLES]
+    wrong = y.roll(1, 0)
+    if len(z) != len(y) or torch.equal(wrong, y):
+        return
+    source = torch.Generator().manual_seed(0)
+    guess, other = (torch.rand(z.shape, generator=source).to(z) * 0.9 + 0.05 for _ in range(2))
+    flat = float(loss(guess, y)) == float(loss(other, y))
+    if not flat and float(loss(guess, y)) == float(loss(guess, wrong)):
+        yield FailedCheck("targets ignored", "the loss")
+        return
+    right = _answers(z, y)
+    if right is None:
+        return
+    at_right, at_wrong = float(loss(right, y)), float(loss(_answers(z, wrong), y))
+    if at_right > at_wrong + 1e-6 * abs(at_wrong):
+        yield FailedCheck("loss of the wrong sign", "the loss", value=at_right - at_wrong)
+
+
+FEW_SAMPLES = 8  # on which a loss is tried
+
+
+def _answers(output: Tensor, targets: Tensor) -> Tensor | None:
+    """The output that the targets ask for, between 0 and 1 for classes; None if it is not known."""
+    if targets.is_floating_point():
+        return targets.to(output).clamp(0.05, 0.95) if targets.shape == output.shape else None
+    if output.dim() < 2 or targets.shape != output.shape[:1] + output.shape[2:] or output.shape[1] < 2:
+        return None
+    inside = targets.clamp(0, output.shape[1] - 1).unsqueeze(1)
+    return torch.full_like(output, 0.05).scatter_(1, inside, 0.95)
 
 
 @torch.no_grad()
@@ -41,7 +142,9 @@ def target_facts(targets: Any) -> InputFacts:
         return InputFacts()
     values = targets.float()
     alike = targets.numel() > 1 and bool((targets == targets.flatten()[0]).all())
-    return InputFacts(True, float(values.mean()), float(values.std(correction=0)), alike, _name(targets.dtype))
+    mean, deviation = float(values.mean()), float(values.std(correction=0))
+    lowest, highest = map(float, torch.aminmax(values))
+    return InputFacts(True, mean, deviation, alike, _name(targets.dtype), lowest=lowest, highest=highest)
 
 
 def is_mask(tensor: Tensor) -> bool:

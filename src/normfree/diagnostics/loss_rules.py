@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from normfree.diagnostics.findings import Finding, SignalStatus, finding
-from normfree.diagnostics.growth import LARGE, NOTICEABLE
-from normfree.diagnostics.model_signal import Gain, Signal
+from normfree.diagnostics.growth import LARGE, LAYER_GAIN, NOTICEABLE
+from normfree.diagnostics.signals import Gain, InputFacts, Signal
 from normfree.report.terminal import compact
 
 INPUT_OFFSET = 5.0  # mean over standard deviation; images in [0, 1] have 0.4 to 2.5
@@ -18,9 +18,14 @@ INPUT_LARGE = 10.0  # bytes have 150
 INPUT_SMALL = 0.01  # images that were divided by 255 twice have 0.002
 
 
+IN_PLACE = "input changed in place"
+
+
 def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
     """Numbers that are not finite, samples that are all alike, and a scale or offset far from 1 and 0."""
     x = signal.inputs
+    if any(c.finding == IN_PLACE for c in signal.checks):
+        yield finding(IN_PLACE, "the input")
     if not x.finite:
         yield finding("input not finite", "the input")
     elif x.alike:
@@ -91,8 +96,17 @@ def faults_of_the_loss(signal: Signal) -> Iterator[Finding]:
         yield finding("logits without a softmax", "the output")
     elif signal.unreachable > UNREACHABLE and "BinaryCrossEntropyWithLogits" not in loss:
         yield finding("{function} on the output", "the output", percent=signal.unreachable, **words)
+    if graph.loss[:1] in BINARY_LOSSES and not _are_probabilities(signal.targets):
+        yield finding("targets no probabilities", "the targets", low=signal.targets.lowest, high=signal.targets.highest)
     if signal.broadcast:
         yield finding("shapes of output and targets", "the output")
+
+
+BINARY_LOSSES = (("BinaryCrossEntropy",), ("BinaryCrossEntropyWithLogits",))  # alone, without other terms
+
+
+def _are_probabilities(targets: InputFacts) -> bool:
+    return math.isnan(targets.lowest) or (targets.lowest >= 0 and targets.highest <= 1)
 
 
 STEM_LARGE = LARGE  # second moment after the stem over that of the input; sound stems have 0.05 to 5
@@ -139,6 +153,8 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
         first_loss = signal.loss
     elif "BinaryCrossEntropyWithLogits" in signal.graph.loss and signal.zero_loss > 0:
         first_loss, limit = signal.loss, ZERO_LOSS * signal.zero_loss
+    elif with_loss and signal.zero_loss > 0 and head.mean_square > NOTICEABLE * max(1.0, signal.targets.size**2):
+        first_loss, limit = signal.loss, NOTICEABLE * signal.zero_loss
     zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
     if head.probabilities and with_loss and head.classes:
         yield finding("softmax before the loss", "the output")
@@ -156,10 +172,12 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
 def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: float) -> Finding:
     """The reason for a high first loss or a large output: a bias, a layer before the classifier, or the classifier."""
     head, classifier = signal.head, [layer.name for layer in signal.plan.classifier]
+    gains = {g.name: g.factor for g in signal.gains}
+    classifier.sort(key=lambda name: -gains.get(name, 0.0))
     place, names = classifier[0] if classifier else "the output", classifier or ["the last layer"]
     binary = "BinaryCrossEntropyWithLogits" in signal.graph.loss
     chance = f"with zeros it is {compact(signal.zero_loss)}"
-    if not binary:
+    if {"NllLoss", "NllLoss2D"} & set(signal.graph.loss) or math.isnan(signal.zero_loss):
         chance = f"by chance it is log {head.classes} = {compact(log_classes)}"
     numbers = "" if math.isnan(first_loss) else f"the first loss is {compact(first_loss)}, {chance}"
     sure = f"; the softmax is saturated ({head.confidence:.3f} for the likeliest class)" * (head.confidence > 0.9)
@@ -180,9 +198,6 @@ def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: 
     return finding(
         cause, place, status, text=text, names=names, why=f"; {numbers}{sure}" if numbers and head.classes else ""
     )
-
-
-LAYER_GAIN = NOTICEABLE**2  # second moment of an output over that of the input; He's initialization has 2
 
 
 def _largest_gain(signal: Signal) -> Gain | None:

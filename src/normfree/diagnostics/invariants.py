@@ -1,0 +1,372 @@
+"""What holds for every sound model, checked by short forward passes of a few samples.
+
+- A sample does not change the output of another one.
+- Two equal calls in evaluation mode return the same, and drop nothing at random.
+- A model that predicts the next element of a sequence does not see it.
+- A derivative that the user wrote agrees with finite differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from normfree.diagnostics.input_output import first_tensor
+from normfree.diagnostics.signals import FailedCheck, Signal
+from normfree.nn.model_state import ModelParts, call_arguments, is_sharded, parts_of, preserve_model_state
+
+LEAST_SAMPLES = 12  # two passes of three samples cost at most a sixth of a pass forward and backward
+SAME = 1e-4  # relative difference of one sample's output between two batches; rounding leaves 1e-6
+
+
+class TracedCall(NamedTuple):
+    """The first samples of what a module read and returned; the model is the last, with the name ''."""
+
+    name: str
+    read: list[Tensor]
+    returned: list[Tensor]
+
+
+Trace = list[TracedCall]
+
+
+def check_model(
+    model: nn.Module, inputs: Any, targets: Any, loss: Callable[[Any, Any], Tensor] | None, signal: Signal
+) -> tuple[FailedCheck, ...]:
+    """Run all checks that the batch and the graph of the model call for."""
+    parts = parts_of(model)
+    tensors = [t for t in tree_leaves(call_arguments(inputs)) if isinstance(t, Tensor)]
+    main = max(tensors, key=lambda t: t.numel(), default=None)
+    if main is None or signal.unmeasured or any(map(is_sharded, parts.parameters.values())):
+        return ()
+    found: list[FailedCheck] = []
+    checks = [partial(check_samples, model, parts, inputs, main, signal.head.classes)]
+    if shifted := _next_element(main, targets):
+        checks.append(partial(check_causality, model, parts, inputs, main, shifted))
+    if signal.graph.custom:
+        checks.append(partial(check_derivatives, model, parts, inputs, main, targets, loss))
+    for check in checks:
+        with suppress(Exception):  # the model is made for another batch: the check says nothing about it
+            found += check()
+    return tuple(found)
+
+
+def check_samples(
+    model: nn.Module, parts: ModelParts, inputs: Any, main: Tensor, classes: int
+) -> Iterator[FailedCheck]:
+    """Find the module in which one sample changes another one, two equal calls differ, or dropout never ends.
+
+    A sample goes through the model in evaluation mode between two others, and then between two different ones. If its
+    output differs, the first call is repeated: where that differs too, the model keeps a state. An output that compares
+    all samples with each other, (N, N), is left out; `classes` is its width for the whole batch.
+    """
+    count = 0 if main.dim() < 2 else len(main)
+    arguments = call_arguments(inputs)
+    graphs = any(isinstance(t, Tensor) and t.shape[:2] == (count, count) for t in tree_leaves(arguments))
+    if count < LEAST_SAMPLES or graphs:
+        return
+
+    def trace_of(chosen: Sequence[int]) -> Trace:
+        some = tree_map(lambda t: _rows(t, count, chosen), arguments)
+        return trace(model, parts, some, evaluate=True)
+
+    dropouts = _Dropouts(parts.modules)
+    with dropouts.watching():
+        one = trace_of((1, 0, 2))
+    if dropouts.found:
+        yield FailedCheck("dropout in evaluation mode", dropouts.found[0])
+    place = first_difference(one, trace_of((3, 0, 4)), standardized=False)
+    shapes = [t.shape for t in one[-1].returned]
+    pairs = classes == count and any(shape[:2] == (3, 3) for shape in shapes)
+    if not place or pairs or (_positions_first(parts) and any(len(shape) == 3 for shape in shapes)):
+        return
+    again = first_difference(one, trace_of((1, 0, 2)))
+    yield FailedCheck("state between calls", again) if again else FailedCheck("samples mixed", place)
+
+
+def _rows(value: Any, count: int, chosen: Sequence[int]) -> Any:
+    """The chosen samples of a tensor that holds all of them; anything else as it is."""
+    batched = isinstance(value, Tensor) and value.dim() > 0 and len(value) == count
+    return value.detach()[list(chosen)] if batched else value
+
+
+def _positions_first(parts: ModelParts) -> bool:
+    """Whether a module takes the positions of a sequence as its first dimension, so that rows may not be samples."""
+    return any(getattr(m, "batch_first", True) is False for m in parts.modules.values())
+
+
+@torch.no_grad()
+def trace(model: nn.Module, parts: ModelParts, arguments: Any, *, evaluate: bool, seed: int = 0) -> Trace:
+    """Collect three samples of what all modules read and return, in the order in which they return."""
+    found: Trace = []
+    tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
+    count = len(max(tensors, key=lambda t: t.numel()))
+
+    def samples(tree: Any) -> list[Tensor]:
+        tensors = [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
+        return [t[:3].detach().clone() for t in tensors if t.dim() > 1 and len(t) == count]
+
+    def hook(name: str) -> Any:
+        return lambda _m, read, returned: found.append(TracedCall(name, samples(read), samples(returned)))
+
+    with hooked({name: hook(name) for name in parts.modules if name}, parts), preserve_model_state(model, parts):
+        torch.manual_seed(seed)
+        model.train(model.training and not evaluate)
+        output = first_tensor(model(*arguments[0], **arguments[1]))
+    found.append(TracedCall("", [], samples(output)))
+    return found
+
+
+@contextmanager
+def hooked(hooks: Mapping[str, Callable[..., Any]], parts: ModelParts) -> Iterator[None]:
+    """Run forward hooks of modules inside, by their names."""
+    handles = [parts.modules[name].register_forward_hook(hook) for name, hook in hooks.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def first_difference(one: Trace, other: Trace, *, standardized: bool = True) -> str:
+    """The first module that returns something else, or 'before' the first that reads something else; '' if none.
+
+    Args:
+        standardized: Whether a difference counts that a batch norm, also one written by hand, makes.
+    """
+
+    def differ(a: list[Tensor], b: list[Tensor]) -> bool:
+        """Whether the second sample differs."""
+        return any(bool((x - y)[1].abs().max() > SAME * x[1].abs().max()) for x, y in zip(a, b, strict=False))
+
+    def counts(before: list[Tensor], after: list[Tensor]) -> bool:
+        return standardized or not _is_standardized(before, after)
+
+    ends = one[-1].returned, other[-1].returned
+    if not ends[0] or not all(bool(torch.isfinite(t).all()) for end in ends for t in end) or not differ(*ends):
+        return ""
+    latest: list[Tensor] = []
+    for (name, read, returned), (_, read_too, returned_too) in zip(one, other, strict=False):
+        if differ(read, read_too):
+            return f"before {name}" if counts(latest, read) else ""
+        if differ(returned, returned_too):
+            return (name or "the output") if counts(read or latest, returned) else ""
+        latest = returned
+    return "the output"
+
+
+def _is_standardized(before: list[Tensor], after: list[Tensor]) -> bool:
+    """Whether each number of all samples was shifted and scaled alike, as by a batch norm; a mere shift is none."""
+    if not before or not after or before[0].shape != after[0].shape:
+        return False
+    (a, b, c), (x, y, z) = before[0].double(), after[0].double()
+    tolerance = SAME * ((a - b) * (x - z)).abs().max()
+    alike = ((a - b) * (x - z) - (a - c) * (x - y)).abs().max() <= tolerance
+    shifted = ((a - b) - (x - y)).abs().max() <= SAME * (a - b).abs().max()
+    return bool(alike & ~shifted)
+
+
+class _Dropouts(TorchFunctionMode):
+    """Collects the modules whose code drops values in evaluation mode."""
+
+    FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.modules = modules
+        self.running: list[str] = []
+        self.found: list[str] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        handles = []
+        for name, module in self.modules.items():
+            handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: self.running.append(name)))
+            handles.append(module.register_forward_hook(lambda _m, _a, _out: self._leave()))
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _leave(self) -> None:
+        self.running.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in self.FUNCTIONS:
+            given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+            active = given.get("training", True) and given.get("p", 0.5) > 0
+        else:
+            active = name == "scaled_dot_product_attention" and kwargs.get("dropout_p", 0.0) > 0
+        if active and self.running:
+            self.found.append(self.running[-1] or "the model")
+        return func(*args, **kwargs)
+
+
+def _next_element(main: Tensor, targets: Any) -> str:
+    """How the targets repeat the input: 'next' if they are its next elements, 'same' if they equal it, else ''."""
+    if not isinstance(targets, Tensor) or targets.dtype != main.dtype or targets.shape != main.shape:
+        return ""
+    if main.dim() not in (2, 3) or main.shape[1] < 4 or (main.dim() == 2 and main.is_floating_point()):
+        return ""
+    if bool((targets == main).all()):
+        return "" if main.is_floating_point() else "same"
+    return "next" if float((targets[:, :-1] == main[:, 1:]).float().mean()) > MOSTLY else ""
+
+
+MOSTLY = 0.9  # of the targets that are the next elements of the input; padding and the end of a text differ
+
+
+def check_causality(
+    model: nn.Module, parts: ModelParts, inputs: Any, main: Tensor, shifted: str
+) -> Iterator[FailedCheck]:
+    """Compare two passes that differ in the second half of the sequence: the first half must not change.
+
+    If the targets equal the input, a model whose first half does not change reads what it has to predict.
+    """
+    half = main.shape[1] // 2
+    first = tree_map(lambda t: _rows(t, len(main), (0, 1)), call_arguments(inputs))
+    changed = main[:2].detach().clone()
+    changed[:, half:] = main[:2].flip(1)[:, : main.shape[1] - half].roll(1, 0)
+    second = tree_map(lambda t: changed if isinstance(t, Tensor) and t.shape == changed.shape else t, first)
+    one, other = (trace(model, parts, arguments, evaluate=True) for arguments in (first, second))
+
+    def leaks(a: list[Tensor], b: list[Tensor]) -> bool:
+        pairs = [(x[:, :half], y[:, :half]) for x, y in zip(a, b, strict=False) if x.shape[1] == main.shape[1]]
+        return any(bool((x - y).abs().max() > SAME * x.abs().max()) for x, y in pairs)
+
+    if one[-1].returned[0].shape[1] != main.shape[1]:
+        return
+    seen = leaks(one[-1].returned, other[-1].returned)
+    if seen and shifted == "next":
+        calls = zip(one, other, strict=False)
+        place = next(a.name for a, b in calls if leaks(a.returned, b.returned) and not leaks(a.read, b.read))
+        yield FailedCheck("later positions seen", place or "the output")
+    elif not seen and shifted == "same":
+        yield FailedCheck("targets not shifted", "the targets")
+
+
+SMOOTH = 0.1  # relative difference of the differences over two distances, below which a function is smooth
+WRONG = 0.2  # relative error of a derivative of a smooth function
+FAR_OFF = 10.0  # factor between a surrogate derivative, as of a rounding, and the mean slope of the function
+MOST_MODULES = 4  # that are checked
+
+
+def check_derivatives(
+    model: nn.Module, parts: ModelParts, inputs: Any, main: Tensor, targets: Any, loss: Any
+) -> Iterator[FailedCheck]:
+    """Compare the derivatives that the user wrote with central differences, at the modules that call them.
+
+    A function that reverses the gradient on purpose is a fault only if a step of the layers before it raises the loss.
+    """
+    calls: dict[str, tuple[nn.Module, Any, Any]] = {}
+
+    def hook(name: str) -> Any:
+        def look(module: nn.Module, args: Any, out: Any) -> None:
+            x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
+            inside = any(not name or inner.startswith(f"{name}.") for inner in calls)
+            if x is not None and isinstance(out, Tensor) and not inside and _calls_custom(out, args):
+                calls.setdefault(name, (module, args, x))
+
+        return look
+
+    few = tree_map(lambda t: _rows(t, len(main), range(min(len(main), 8))), call_arguments(inputs))
+    with (
+        hooked({name: hook(name) for name in parts.modules}, parts),
+        preserve_model_state(model, parts),
+        torch.enable_grad(),
+    ):
+        model(*few[0], **few[1])
+    for name, (module, args, x) in list(calls.items())[:MOST_MODULES]:
+        with preserve_model_state(model, parts):
+            ratio, smooth = _measure_derivative(module, args, x)
+        reverses = smooth and ratio < 0
+        wrong = abs(ratio - 1) > WRONG if smooth else not 1 / FAR_OFF < ratio < FAR_OFF
+        if wrong and not reverses:
+            yield FailedCheck("wrong derivative", name or "the model", value=ratio)
+        elif wrong and loss is not None:
+            for before in _ascending(model, parts, call_arguments(inputs), lambda out: loss(out, targets)):
+                yield FailedCheck("gradient reversed", name or "the model", before, ratio)
+                return
+
+
+def _ascending(model: nn.Module, parts: ModelParts, arguments: Any, loss: Callable[[Any], Tensor]) -> Iterator[str]:
+    """The children of the model whose own gradient, followed downhill, raises the loss."""
+
+    def value() -> Tensor:
+        torch.manual_seed(0)
+        return loss(model(*arguments[0], **arguments[1]))
+
+    with preserve_model_state(model, parts):
+        with torch.enable_grad():
+            learning = {name: p for name, p in parts.parameters.items() if p.requires_grad}
+            found = torch.autograd.grad(value(), list(learning.values()), allow_unused=True)
+        gradients = {name: g for name, g in zip(learning, found, strict=True) if g is not None}
+        for child in dict.fromkeys(name.partition(".")[0] for name in gradients):
+            own = {name: g for name, g in gradients.items() if name.partition(".")[0] == child}
+            length = math.sqrt(sum(float(g.double().square().sum()) for g in own.values()))
+            size = math.sqrt(sum(float(learning[name].detach().double().square().sum()) for name in own))
+            values = []
+            with torch.no_grad():
+                for step in (1e-3, -2e-3, 1e-3):
+                    for name, g in own.items():
+                        learning[name].add_(g, alpha=step * size / max(length, 1e-30))
+                    values.append(float(value()))
+            if values[0] < values[1]:  # uphill by the gradient is downhill by the loss
+                yield child
+
+
+def _calls_custom(out: Tensor, args: Any) -> bool:
+    """Whether a function with a derivative of the user stands between the arguments of a module and its output."""
+    ends = {t.grad_fn for t in tree_leaves(args) if isinstance(t, Tensor)}
+    waiting, seen = [out.grad_fn], set(ends)
+    while waiting and len(seen) < 1000:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, BackwardCFunction):
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+def _measure_derivative(module: nn.Module, args: Any, x: Tensor) -> tuple[float, bool]:
+    """The slope along the gradient by central differences over the slope by autograd, and whether it is smooth."""
+    start = x.detach().clone()
+
+    def run(value: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        out: Tensor = module(*(value if a is x else a for a in args))
+        return out
+
+    with torch.enable_grad():
+        point = start.clone().requires_grad_()
+        out = run(point.clone())
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
+        (gradient,) = torch.autograd.grad(out, point, weights)
+    length = float(gradient.double().norm())
+    if not 0 < length < math.inf:
+        return 1.0, False
+    direction = gradient / gradient.abs().max()
+    with torch.no_grad():
+        slopes = []
+        for distance in (1e-3, 1e-1):
+            step = distance * float(start.double().square().mean().sqrt()) * direction
+            change = (run(start + step).double() - run(start - step).double()) * weights
+            slopes.append(float(change.sum() / (2 * step.double().norm())))
+    near, far = slopes
+    smooth = abs(near - far) < SMOOTH * abs(near)
+    return (near if smooth else far) / length, smooth
