@@ -269,7 +269,7 @@ targets no probabilities | faulty | a binary cross-entropy of targets outside 0 
 targets constant | faulty | all targets are the same
   all targets are the same ({mean})
   look at the data: all targets (labels) of the batch are the same, so that there is nothing to learn
-targets scale | faulty | root mean square above 30
+targets scale | faulty | root mean square above 30, and above 30 times that of the output
   the targets have a root mean square of {size}, where about 1 is usual
   look at the data: the targets are far larger than an output at the start; divide them by their standard deviation
 loss is a sum | faulty | the loss of equal logits is log C times the number of samples

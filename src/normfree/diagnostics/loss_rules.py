@@ -58,13 +58,14 @@ def small_embeddings(signal: Signal) -> Iterator[Finding]:
         )
 
 
-TARGETS_LARGE = 30.0  # root mean square; an output has about 1 at the start, and bytes have 150
+TARGETS_LARGE = 30.0  # root mean square, also over that of the output, which has about 1 at the start; bytes have 150
 
 
 def faults_of_the_targets(signal: Signal) -> Iterator[Finding]:
     """Targets that are too large, and a loss that is a sum."""
     y, head = signal.targets, signal.head
-    if "float" in y.dtype and y.size > TARGETS_LARGE and not y.alike:
+    reached = math.sqrt(head.mean_square) * TARGETS_LARGE if head.mean_square > 1 else TARGETS_LARGE
+    if "float" in y.dtype and y.size > reached and not y.alike:
         yield finding("targets scale", "the targets", size=y.size)
     count = signal.zero_loss / math.log(head.classes) if head.classes > 1 and "NllLoss" in signal.graph.loss else 1.0
     if count > 3 and abs(count - round(count)) < 1e-3 * count:

@@ -218,8 +218,9 @@ def _outlying_branches(signal: Signal) -> list[Outlier]:
         for i in others:
             near = sorted((j for j in range(len(sums)) if j != i), key=lambda j: abs(j - i))[:SIMILAR]
             local = median(variances[j] for j in near)
+            following = variances[i + 1] if i == 0 else local  # the first may begin a gradual change
             least = TRANSITION if sums[i].transition else INSIDE
-            if all(not v or _above_one(variances[i] / v) >= least for v in (usual, local)):
+            if all(not v or _above_one(variances[i] / v) >= least for v in (usual, local, following)):
                 found.append(Outlier(sums[i].name, math.nan, math.nan, math.nan, math.nan, variances[i], usual))
     return found
 
