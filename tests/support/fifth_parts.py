@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fault_cases import Subject
+
 Case = tuple[Any, ...]  # (model, inputs), (model, inputs, targets) or (model, inputs, targets, loss)
 
 
@@ -33,6 +35,12 @@ class Healthy:
 
     name: str
     make: Callable[[], Case]
+
+
+def subject(case: Case) -> Subject:
+    """Return a case as the record of the other sets."""
+    model, inputs, targets, loss = (*case, None, None)[:4]
+    return Subject(model, inputs, targets, loss)
 
 
 def generator(seed: int) -> torch.Generator:

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 import healthy_networks_fifth_own as own
 from broken_networks_fifth import BROKEN
-from fifth_parts import Case, Healthy, chains, images, sentences
+from fault_cases import Subject
+from fifth_parts import Case, Healthy, chains, images, sentences, subject
 
 TWINS = (
     "vgg_without_norm", "resnet_forgotten_skip", "resnet_one_block_unlike", "resnet_zero_twice",
@@ -87,3 +88,9 @@ HEALTHY: list[Healthy] = [
     *(Healthy(name, make) for name, make in LIBRARY.items()),
     *(Healthy(make.__name__, make) for make in own.OWN),
 ]
+HEALTHY_FIFTH = [healthy.name for healthy in HEALTHY]
+
+
+def build_healthy_fifth(name: str) -> Subject:
+    """Build a network of `HEALTHY_FIFTH`."""
+    return subject(next(healthy for healthy in HEALTHY if healthy.name == name).make())
