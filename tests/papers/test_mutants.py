@@ -29,7 +29,7 @@ import torch
 
 import small_runs
 from mutants import MUTANTS
-from normfree.data.images import fashion14
+from normfree.data import load
 from normfree.data.images.image_set import Split
 from normfree.models import build
 from normfree.provenance import commit, versions
@@ -111,7 +111,7 @@ _ROUNDED = {**_IMAGES, "model": "resmlp-8-64-2", "epochs": 2, "lr": 0.003}
 @contextmanager
 def _embedded_images_in_colour() -> Iterator[None]:
     """The embedded images, three times as channels, in place of CIFAR-10."""
-    grey = fashion14.load()
+    grey = load("fashion14")
     images = Split(grey.train.images.expand(-1, 3, -1, -1), grey.train.labels)
     data = SimpleNamespace(mean=grey.mean * 3, std=grey.std * 3, train=images)
     with patch.object(curvature, "load", lambda *_: data):

@@ -92,8 +92,9 @@ def judge_direction(
     1.5 per block (measured in a stage of three or more; not for the steps of one layer, whose number is all that
     counts), and *vanishing* by the inverse numbers. From end to end, the jump between two stages counts at most
     tenfold, and not at all in a network with normalizers that preserves the signal inside of all stages. An exponential
-    change inside stages that does neither, but would at twice the depth, is *drifting*. A network without residual sums tolerates a decay to 1e-4 (`plain`), and one with
-    normalizers a gradient that grows to 1e5, or to 1e8 with residual sums (`normalized`).
+    change inside stages that does neither, but would at twice the depth, is *drifting*. A network without residual sums
+    tolerates a decay to 1e-4 (`plain`), and one with normalizers a gradient that grows to 1e5, or to 1e8 with residual
+    sums (`normalized`).
 
     Sums inside the branch of another sum are a stream of their own. A branch that starts small has a small gradient,
     which says nothing about depth, so that streams are not compared with each other. The worst stream counts.
@@ -125,7 +126,8 @@ def _judge_stream(points: Sequence[DepthPoint], backward: bool, plain: bool, nor
     ends = max(1, min(3, len(logs) // 8))
     whole = median(logs[-ends:]) - median(logs[:ends])
     ends_of_stages = _whole(stages if not backward else stages[::-1], logs)
-    if normalized and abs(inside) < math.log(NOTICEABLE):
+    mostly_inside = 2 * len(set(stages)) <= len(points)
+    if normalized and mostly_inside and abs(inside) < math.log(NOTICEABLE):
         ends_of_stages = inside  # only the jumps between stages are left, and normalizers take them up
     growth, decay = max(inside, ends_of_stages), min(inside, ends_of_stages)
     # One step per stage cannot show a trend; with batch norm it is 2.

@@ -159,7 +159,7 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
     zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
     if head.probabilities and with_loss and head.classes:
         yield finding("softmax before the loss", "the output")
-    elif first_loss > limit or grown >= OUTPUT_LARGE:
+    elif first_loss > limit or (grown >= OUTPUT_LARGE and not head.mean_square <= NOTICEABLE * signal.targets.size**2):
         yield _large_output(signal, grown, first_loss, log_classes)
     elif (
         head.variation <= CONSTANT_OUTPUT
