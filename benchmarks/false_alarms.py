@@ -33,7 +33,7 @@ CLASSES, IMAGES, SIDE = 100, 4, 224
 
 
 def picked(seed: int) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
-    """Models that take small images, in random order, one per family; a family is the letters that a name begins with."""
+    """Models that take small images, in random order, one per family: the letters that a name begins with."""
     import timm
 
     stored = "".join(path.read_text(encoding="utf-8") for path in SUPPORT.glob("healthy*.py"))
