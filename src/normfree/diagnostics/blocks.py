@@ -89,12 +89,15 @@ class MissingSums(NamedTuple):
     constant: list[str]
 
 
+FIRSTS = 3  # blocks that begin a list and have no sum: a design, as in networks with a skip from the second block on
+
+
 @contextmanager
 def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> Iterator[MissingSums]:
     """Collect the modules that have no residual sum although most modules like them have one, while the model runs.
 
     Modules are alike if they have the same class, and the same name but for numbers. A module is collected if it
-    returns the shape that it gets, so that it could add its input.
+    returns the shape that it gets, so that it could add its input, and is not one of several first blocks without one.
     """
     named = {name for name in place_names(plan).values() if any(True for _ in modules.get(name, _LEAF).children())}
     homes = {branch.home for branch in plan.branches} | named  # named: in a loop of another module's forward pass
@@ -119,8 +122,10 @@ def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> I
     try:
         yield found
         without = Counter(kinds[name] for name in same_shape)
+        firsts = Counter(kind for name, kind in kinds.items() if name.endswith(".0") and name not in homes)
         for name, constant in same_shape.items():
-            if with_sum[kinds[name]] > without[kinds[name]]:
+            by_design = name.endswith(".0") and firsts[kinds[name]] >= FIRSTS
+            if with_sum[kinds[name]] > without[kinds[name]] and not by_design:
                 (found.constant if constant else found.skipped).append(name)
     finally:
         for handle in handles:

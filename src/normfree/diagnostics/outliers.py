@@ -7,6 +7,7 @@ and judges them.
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from normfree.report.terminal import compact, shorten_names
 # has an outlier by these limits. Inside stages no block differs by six spreads and a factor of 1.35 in both directions;
 # the first block of a stage differs by up to 4, and in one direction alone by up to 11 (batch norm over four vectors).
 SPREADS = 6.0  # threshold in robust standard deviations from similar blocks
-INSIDE = 1.35  # least ratio, forward and backward in the same sense, inside a stage
+INSIDE = 1.6  # least ratio, forward and backward in the same sense, inside a stage; CoAtNet has 1.5
 OPENING = 10.0  # the same for the first two blocks of a stage, whose input differs from that of similar blocks
 TRANSITION = 2.5  # the same for the branch of a block with a stride or another width; CoAtNet has 2
 ALONE = 20.0  # least ratio in one direction alone, inside a stage
@@ -104,7 +105,7 @@ class _BlockFactor(NamedTuple):
 def find_outliers(signal: Signal) -> tuple[Outlier, ...]:
     """Find the blocks that differ most from the nearest similar blocks, largest excess first.
 
-    Blocks that change the shape are left out. The first two blocks of a stage, and the last block of all, whose
+    Blocks that change the shape are left out. The first two sums of a stage, its first block, and the last one, whose
     gradient may come from elsewhere, count only if they differ in both directions. If a normalizer after a large block
     shrinks the signal again, the next block seems small; only the first of the two is an outlier.
 
@@ -116,7 +117,7 @@ def find_outliers(signal: Signal) -> tuple[Outlier, ...]:
     found: dict[int, Outlier] = {}
     repeated = _repeated(signal)
     for i in sorted({*forward, *backward} - repeated):
-        opening = _is_opening(signal.sums, i) or _is_opening(signal.sums, i - 1)
+        opening = _is_opening(signal.sums, i) or _is_opening(signal.sums, i - 1) or _in_first_block(signal.sums, i)
         far = [way[i] for way in (forward, backward) if i in way and way[i].spreads >= SPREADS]
         same_sense = len(far) == 2 and far[0].difference * far[1].difference > 0
         least = math.log(OPENING if opening or signal.plain else INSIDE)  # pooling stands between plain layers
@@ -320,6 +321,13 @@ def _spreads_of_others(differences: dict[int, float]) -> dict[int, float]:
 
     ranks = {i: bisect_left(ordered, value) for i, value in differences.items()}
     return {i: 1.4826 * (other((count - 1) // 2, own) + other(count // 2, own)) / 2 for i, own in ranks.items()}
+
+
+def _in_first_block(sums: Sequence[SumSignal], i: int) -> bool:
+    """Whether a sum belongs to the block that begins its stage, such as `blocks.0.mlp` after `blocks.0.attn`."""
+    first = next(s.name for s in sums if s.stage == sums[i].stage)
+    block = re.match(r"[\w.]*?\.\d+(?=\.)", first)
+    return block is not None and sums[i].name.startswith(f"{block.group()}.")
 
 
 def _is_opening(sums: Sequence[SumSignal], i: int) -> bool:
