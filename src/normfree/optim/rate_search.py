@@ -128,9 +128,11 @@ class RateSearch:
             if len(self.after) == 1
             else f"{compact(min(self.after))}…{compact(max(self.after))}"
         )
+        count = len(self.losses)
+        orders = f"{count} orders of the batches propose" if count > 1 else "One order of the batches proposes"
         found = [
             f"{self.check} steps lowered the loss from {compact(self.before)} to {ends}.",
-            f"{len(self.losses)} orders of the batches propose {compact(low)} to {compact(high)}.",
+            f"{orders} {compact(low)} to {compact(high)}.",
         ]
         met = [rate for rate in self.diverged if math.isfinite(rate)]
         if met:
