@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from idle_scalars import idle_scalars, without_dropout
 from models_page import ALL_STEPS, ORIGINAL, SMALL_RATE, STEPS, page
 from subjects import MODELS, PACKAGES, Subject, import_packages, is_available
 from torch import nn
@@ -63,7 +64,7 @@ def measure(name: str, method: str, rate: float | None = None) -> dict[str, Any]
     subject = MODELS[name]()
     row: dict[str, Any] = {"model": name, "method": method}
     model: nn.Module = subject.model.train()
-    _without_dropout(model)
+    without_dropout(model)
     names = {name for name, _ in model.named_parameters()}
     try:
         if method == ORIGINAL:
@@ -83,11 +84,13 @@ def measure(name: str, method: str, rate: float | None = None) -> dict[str, Any]
     except ValueError as error:
         row |= {"verdict": "refused", "not_diagnosed": str(error)}
     model.train()
-    _without_dropout(model)
+    without_dropout(model)
     row |= {"chance": subject.chance, "suggested": rate is None}
     row["rate"] = suggested_rate(subject, model) if rate is None else rate
     row |= train(subject, model, row["rate"])
     row["added"] = [name for name in row["unmoved"] if name not in names]
+    if row["added"]:
+        row["idle"] = idle_scalars(MODELS[name], row["added"])
     return row | {"seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -132,13 +135,6 @@ def _steps(subject: Subject, model: nn.Module, rate: float) -> tuple[list[float]
         optimizer.step()
         unmoved = {name: value for name, value in unmoved.items() if torch.equal(value, parameters[name])}
     return losses, set(unmoved)
-
-
-def _without_dropout(model: nn.Module) -> None:
-    """Switch off dropout and stochastic depth, so that every model that learns reaches a low loss."""
-    for module in model.modules():
-        if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
-            module.eval()
 
 
 def run_model(name: str, methods: Sequence[str], rate: float | None, keep: Callable[[dict[str, Any]], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,13 +30,10 @@ def _commits(rows: Sequence[dict[str, Any]]) -> str:
 def stuck_parameters(row: dict[str, Any], original: dict[str, Any]) -> list[str]:
     """Return the parameters that have not moved although they move in the original.
 
-    A scalar that conversion has added may stay, if a parameter of the same module stays in the original, or one of the
-    module around it, as the layer scale of a branch that is 0: a pool of single pixels, minus its input.
+    A scalar that conversion has added may stay if it was measured to be idle in the original: at its place the gradient
+    is exactly 0 there, too, or the branch that it multiplies is, such as a pool of single pixels minus its input.
     """
-    unmoved = original.get("unmoved", ())
-    modules = {name.rpartition(".")[0] for name in unmoved}
-    homes = {name: name.rpartition(".")[0] for name in row.get("added", ())}
-    may_stay = {*unmoved, *(name for name, home in homes.items() if {home, home.rpartition(".")[0]} & modules)}
+    may_stay = {*original.get("unmoved", ()), *row.get("idle", ())}
     return [name for name in row["unmoved"] if name not in may_stay]
 
 
@@ -129,11 +127,15 @@ def page(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
 
 
 def _reason(row: dict[str, Any]) -> str:
-    """Return the first reason of a refusal, without the name of the model."""
+    """Return the first reason of a refusal, without the name of the model, as text in which no character is markup.
+
+    Reasons hold names of modules and messages of other packages.
+    """
     if "failed" in row:
-        return f"{row['model']} failed: {row['failed']}".replace("\n", " ")
-    reason = row["refused"].partition(": ")[2] or row["refused"]
-    return reason.split("; ")[0].replace("|", "\\|").replace("\n", " ")
+        reason = f"{row['model']} failed: {row['failed']}"
+    else:
+        reason = (row["refused"].partition(": ")[2] or row["refused"]).split("; ")[0]
+    return re.sub(r"([\\`*_<>\[\]|~#])", r"\\\1", " ".join(reason.split()))
 
 
 def _number(value: Any) -> str:

@@ -2,12 +2,16 @@
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "results" / "benchmarks" / "conversion.json"
@@ -71,7 +75,8 @@ GOOD = {**ORIGINAL, "method": "fixup", "added": []}
         ({"first": math.nan}, "WRONG: high first loss"),
         ({"unmoved": ["mask.token", "a.weight"]}, "WRONG: 1 parameters never move"),
         ({"unmoved": ["mask.bias"]}, "WRONG: 1 parameters never move"),  # its neighbours stay, but it moves before
-        ({"unmoved": ["mask.shift"], "added": ["mask.shift"]}, "learns"),
+        ({"unmoved": ["mask.shift"], "added": ["mask.shift"], "idle": ["mask.shift"]}, "learns"),
+        ({"unmoved": ["mask.shift"], "added": ["mask.shift"], "idle": []}, "WRONG: 1 parameters never move"),
         ({"unmoved": ["a.shift"], "added": ["a.shift"]}, "WRONG: 1 parameters never move"),
         ({"failed": "KeyError: 'x'"}, "WRONG: KeyError"),
     ],
@@ -82,3 +87,49 @@ def test_rows_are_judged(models_page: ModuleType, changes: dict[str, Any], word:
 
 def test_refused_row_is_not_wrong(models_page: ModuleType) -> None:
     assert models_page.judge({"method": "nf", "refused": "…"}, ORIGINAL) == "refused"
+
+
+class Difference(nn.Module):
+    """pool(x) - x, which is 0 for single pixels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, 3, 1, 1, count_include_pad=False) - x
+
+
+class Pooled(nn.Module):
+    """A sum x + pool(x) - x, an unused layer, and x + W x with a W that starts at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.unused, self.used, self.zero = Difference(), nn.Linear(3, 5), nn.Linear(3, 5), nn.Linear(5, 5)
+        nn.init.zeros_(self.zero.weight)
+        nn.init.zeros_(self.zero.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x + self.branch(x)).mean((2, 3))
+        self.unused(x)
+        x = self.used(x)
+        return x + self.zero(x)
+
+
+def test_only_scalars_without_a_gradient_in_the_original_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scalar is not idle for a parameter that stays beside it, or for a layer of zeros that starts to learn."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from idle_scalars import idle_scalars
+    from subjects import Subject
+
+    def subject(pixels: int) -> Subject:
+        images = torch.randn(4, 3, pixels, pixels, generator=torch.Generator().manual_seed(0))
+        return Subject(Pooled(), images, lambda out: (out - 1).square().mean())
+
+    names = ["branch.beta", "branch.delta", "unused.beta", "unused.shift", "used.beta", "zero.beta", "zero.delta"]
+    assert idle_scalars(lambda: subject(1), names) == ["branch.beta", "unused.beta", "unused.shift"]
+    assert idle_scalars(lambda: subject(2), names) == ["unused.beta", "unused.shift"]  # the difference is not 0
+
+
+def test_messages_of_other_packages_are_text_and_no_markup(models_page: ModuleType, stored: dict[str, Any]) -> None:
+    row = {"refused": "X cannot be converted: `torch.__version__` of *a* | <b>\n[c](d); use 'nf'"}
+    assert models_page._reason(row) == r"\`torch.\_\_version\_\_\` of \*a\* \| \<b\> \[c\](d)"
+    assert models_page._reason({"model": "m", "failed": "A_B: __c__"}) == r"m failed: A\_B: \_\_c\_\_"
+    notes = models_page.page(stored["rows"], stored).partition("Refused or failed:")[2].partition("## Learning")[0]
+    assert re.findall(r"(?<!\\)[`*_<>\[|]", notes) == []

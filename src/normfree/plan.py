@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from normfree.report.tables import notebook_html
@@ -60,7 +61,7 @@ class Layer:
         nonzero: Whether the layer would never learn, or divide 0 by 0, if its weight were 0: an activation or a
             division by its own norm lies between it and the sum or the network's output.
         share: The number of parallel paths that are added to its output and form one layer with it, itself included.
-        modulates: Whether its output only multiplies and shifts signals that do not come from it, as in adaptive layer
+        modulates: Whether its output, one vector per sample, multiplies all positions of a signal, as in adaptive layer
             norm.
     """
 
@@ -131,7 +132,7 @@ class Branch:
             straight = [layer for layer in self.layers if not layer.gate]
             object.__setattr__(self, "ends", tuple(straight[-1:]) or self.layers[-1:])
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """The branch's degree in its weights, m in Fixup's exponent: 2 for two layers in a row, 4 for attention."""
         return sum(not layer.gate for layer in self.layers) if self.m is None else self.m

@@ -8,7 +8,9 @@ from torch import nn
 
 import normfree as nf
 from normfree.conversion.inspection import find_norms
-from unusual_models import METHODS, UNUSUAL, Unusual
+from remedies import named_methods, refusal
+from unusual_models import DEPTH, METHODS, UNUSUAL, Unusual
+from unusual_models_second import UNUSUAL_SECOND
 
 STEPS = 40
 
@@ -57,3 +59,32 @@ def test_conversion_is_right_or_refused_with_a_reason(case: Unusual, method: str
     assert first < 1.5 * case.chance or plan.changes.notes
     _, stuck_before = unmoved(case, model, example)
     assert not stuck - stuck_before, plan.changes.notes
+
+
+MORE_METHODS = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt")
+
+
+@pytest.mark.parametrize("method", MORE_METHODS)
+@pytest.mark.parametrize("case", UNUSUAL_SECOND, ids=lambda case: case.name)
+def test_newer_architectures_are_converted_rightly_or_refused_with_the_methods_that_work(
+    case: Unusual, method: str
+) -> None:
+    torch.manual_seed(0)
+    model, example = case.make(), case.example()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    if method in case.may_refuse:
+        named = named_methods(refusal(model, method, example))
+        assert named == [name for name in MORE_METHODS if name not in case.may_refuse]
+        return
+    converted, plan = nf.convert(model, method, example, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert len(plan.branches) >= DEPTH
+    assert not find_norms(converted)
+    first, stuck = unmoved(case, converted, example)
+    original, stuck_before = unmoved(case, model, example)
+    assert first < 1.5 * max(case.chance, original)
+    # Experts that get no samples stay; which ones get samples depends on the weights.
+    assert not {name for name in stuck - stuck_before if ".experts." not in name}, plan.changes.notes
+    assert {name for name, _ in converted.named_parameters() if ".experts." in name} - stuck or not any(
+        ".experts." in name for name in before
+    )

@@ -20,6 +20,7 @@ from normed_blocks import X, network
 from normfree.conversion.verification import expected_growth
 from normfree.nn.model_state import call_arguments
 from normfree.nn.weight_layers import StandardizedConv2d
+from remedies import named_methods, refusal, untried_methods
 
 IMAGES = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(2))
 TIMES = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
@@ -400,11 +401,9 @@ def test_multiplier_stands_behind_the_activation_and_starts_at_zero(name: str, m
 
 
 def test_activation_in_code_is_refused_where_a_multiplier_must_start_at_zero() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"'1.a' \(and 2 more\): an activation in the model's own code.*module of its own; 'fixup' converts it$",
-    ):
-        nf.convert(sequential(ActivatedByCode), "skipinit", X)
+    text = refusal(sequential(ActivatedByCode), "skipinit", X)
+    assert "'1.a' (and 2 more): an activation in the model's own code" in text
+    assert text.endswith("module of its own; use 'fixup', 'nf', 'wn' or 'dyt'")
     for method in ("fixup", "nf", "wn"):  # a positive factor passes a ReLU; Fixup scales the layer
         converted, plan = nf.convert(sequential(ActivatedByCode), method, X)
         assert len(plan.branches) == 3
@@ -763,8 +762,10 @@ class Pyramid(nn.Module):
 def test_output_layer_of_zeros_that_reads_zeros_is_refused() -> None:
     """Fixup sets the head to 0, which learns first; behind nodes of zeros it cannot, and so nothing does."""
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match=r"would never learn: it starts at zero.*; 'nf' converts it"):
-        nf.convert(Pyramid(), "fixup", X)
+    text = refusal(Pyramid(), "fixup", X)
+    assert "would never learn: it starts at zero" in text
+    assert named_methods(text) == ["nf", "wn", "dyt"]
+    assert untried_methods(text) == ["skipinit", "rezero"]
     converted, _ = nf.convert(Pyramid(), "nf", X)
     assert moving(Pyramid(), X) & {name for name, _ in converted.named_parameters()} <= moving(converted, X)
 

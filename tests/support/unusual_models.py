@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normfree.nn.model_state import call_arguments
+
 WIDTH, CLASSES, BATCH, DEPTH = 16, 4, 12, 3
 
 
@@ -444,7 +446,8 @@ class Unusual:
     may_refuse: tuple[str, ...] = ()
 
     def loss(self, model: nn.Module, example: Any) -> Tensor:
-        return self.loss_of(model(*example) if isinstance(example, tuple) else model(example))
+        args, kwargs = call_arguments(example)
+        return self.loss_of(model(*args, **kwargs))
 
 
 def classified(out: Tensor) -> Tensor:
@@ -459,7 +462,7 @@ def both_heads(out: list[Any]) -> Tensor:
     return (classified(out[0][0]) + classified(out[1]["second"][0])) / 2
 
 
-def _of(kind: Callable[[], nn.Module], example: Callable[[], Any] = features, **options: Any) -> Unusual:
+def case_of(kind: Callable[[], nn.Module], example: Callable[[], Any] = features, **options: Any) -> Unusual:
     return Unusual(kind.__name__, kind, example, options.pop("loss_of", classified), **options)
 
 
@@ -473,18 +476,21 @@ def two_gates() -> nn.Module:
 
 SCALED = ("fixup", "skipinit")  # which need residual branches
 UNUSUAL: tuple[Unusual, ...] = (
-    *map(_of, (InPlaceSum, AddWithAlpha, Minus, ItemAssignment, SplitAndShuffle, gated, two_gates, NamedScale)),
-    *map(_of, (Generated, Nested, AveragedHeads, Batched, ParallelBranches, LearnedToken)),
-    *(_of(kind, may_refuse=METHODS) for kind in (StackedSum, Addcmul, Graph, Lerp, HighwayStack, MultiplicativeOnly)),
-    _of(Shared, may_refuse=("nf",)),
-    _of(Conditioned, lambda: (features(), features())),
-    _of(EinsumAttention, lambda: torch.randn(BATCH, 5, WIDTH)),
-    _of(LossInside, lambda: (features(), labels()), loss_of=own_loss),
-    _of(Reconstruction, loss_of=own_loss, chance=0.8, may_refuse=SCALED),
-    _of(NestedOutputs, loss_of=both_heads),
-    _of(Contrastive, may_refuse=("fixup",)),
-    _of(FunctionalNorm, may_refuse=METHODS),
-    *(_of(kind, maps) for kind in (Convolutional, SqueezeGate)),
-    _of(ActivationInBranch, maps, may_refuse=("skipinit",)),
-    _of(ParallelConvolutions, maps, may_refuse=SCALED),
+    *map(case_of, (InPlaceSum, AddWithAlpha, Minus, ItemAssignment, SplitAndShuffle, gated, two_gates, NamedScale)),
+    *map(case_of, (Generated, Nested, AveragedHeads, Batched, ParallelBranches, LearnedToken)),
+    *(
+        case_of(kind, may_refuse=METHODS)
+        for kind in (StackedSum, Addcmul, Graph, Lerp, HighwayStack, MultiplicativeOnly)
+    ),
+    case_of(Shared, may_refuse=("nf",)),
+    case_of(Conditioned, lambda: (features(), features())),
+    case_of(EinsumAttention, lambda: torch.randn(BATCH, 5, WIDTH)),
+    case_of(LossInside, lambda: (features(), labels()), loss_of=own_loss),
+    case_of(Reconstruction, loss_of=own_loss, chance=0.8, may_refuse=SCALED),
+    case_of(NestedOutputs, loss_of=both_heads),
+    case_of(Contrastive, may_refuse=("fixup",)),
+    case_of(FunctionalNorm, may_refuse=METHODS),
+    *(case_of(kind, maps) for kind in (Convolutional, SqueezeGate)),
+    case_of(ActivationInBranch, maps, may_refuse=("skipinit",)),
+    case_of(ParallelConvolutions, maps, may_refuse=SCALED),
 )

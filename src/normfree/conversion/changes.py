@@ -11,7 +11,7 @@ from typing import Any
 
 from normfree.models.third_party import describe_error
 from normfree.plan import Branch, Layer, Position, ResidualPlan
-from normfree.report.terminal import compact
+from normfree.report.tables import compact
 
 _SHOWN = 3  # rescaled parameters that are printed by name
 SHOWN = 6  # reasons in an error or names in a note; a deep network has one per block

@@ -14,21 +14,27 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import listed, quoted
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
+from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node, tensors_of
-from normfree.graph.observer import DIVISIONS, PRODUCTS
+from normfree.graph.observer import DIVISIONS, GATES, PRODUCTS, REDUCTIONS, VIEWS
 from normfree.graph.recorder import record
-from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors, trial_run
+from normfree.nn.model_state import (
+    call_arguments,
+    preserve_model_state,
+    substitute_tensors,
+    trial_run,
+)
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan
-from normfree.report.terminal import compact
+from normfree.report.tables import compact
 
 _NAMED_NORM = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
-_RAW = 30.0  # the root mean square of data; standardized data have 1
+_RAW, USUAL = 30.0, 3.0  # the root mean square of data; standardized data have 1
+_POWERS = frozenset({"pow", "pow_", "__pow__", "__ipow__", "square", "square_"})
 NO_SUMS = (
     "no residual sum was found: the model is sequential, concatenates or gates its layers, adds parallel layers that "
-    "form one (re-parametrizable blocks), or adds by functions other than + and - (lerp, addcmul, stack); weights can "
-    "still be standardized ('nf') or normalized ('wn'), or set from data ('lsuv')"
+    "form one (re-parametrizable blocks), or adds by functions other than + and - (lerp, addcmul, stack)"
 )
 
 
@@ -40,6 +46,7 @@ class Inspection:
         plan: The residual plan.
         flow: The recorded flow.
         norms: The normalizers, each with its class.
+        norm_shapes: The shapes of their outputs.
         unknown_norms: The modules whose class is named like a normalizer but is not one that can be removed.
         tensors_read: The normalizers of which other code reads a parameter or buffer, each with its name. A weight is
             kept for that code, which usually reads its type.
@@ -51,6 +58,9 @@ class Inspection:
         parameters: The number of parameters.
         weightless: The branches without weights.
         norm_like: The modules of unknown classes that behave like a normalizer, each with its class.
+        squares: The modules that return a power of the signal to a layer, such as a squared ReLU.
+        experts: The groups of experts, of which the model chooses some by values.
+        uncalled: The experts that the example does not reach.
         standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
             extends, or None if that returns another shape.
     """
@@ -58,6 +68,7 @@ class Inspection:
     plan: ResidualPlan
     flow: Flow
     norms: Mapping[str, str]
+    norm_shapes: Mapping[str, tuple[int, ...]]
     unknown_norms: Mapping[str, str]
     tensors_read: Mapping[str, str]
     overwritten: Collection[str]
@@ -67,6 +78,9 @@ class Inspection:
     unaccounted: Sequence[str]
     parameters: int
     weightless: Sequence[WeightlessBranch] = ()
+    squares: Sequence[str] = ()
+    experts: Sequence[Sequence[str]] = ()
+    uncalled: Sequence[str] = ()
     norm_like: dict[str, str] = field(default_factory=dict)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
 
@@ -107,6 +121,10 @@ class Inspection:
         """Notes on what the conversion leaves as it was, one sentence each."""
         notes = [] if self.plan.branches else [NO_SUMS]
         notes += whole_blocks(self.plan)
+        if self.uncalled and not keeps_layers:
+            notes.append(
+                f"the example does not reach {listed(self.uncalled)}, so they were converted as the experts beside them"
+            )
         if self.unaccounted:
             notes.append(f"not part of the plan and left as they were: {', '.join(self.unaccounted)}")
         if units := [home for home, function in self.functional_norms if function == "normalize"]:
@@ -123,6 +141,11 @@ class Inspection:
             )
         if scales := [name for branch in self.plan.branches for name in branch.scales if not keeps_layers]:
             notes.append(f"layer scales were set to 1, because the method scales the branches: {listed(scales)}")
+        if self.squares and self.norms:
+            notes.append(
+                f"no normalizer limits the signal before it is squared any more, in {listed(self.squares)}, so that it "
+                "explodes at high learning rates; use that of find_lr, and adaptive clipping (clip_grad_agc_)"
+            )
         if not self.norms:
             notes.append(
                 "no normalizer was found: none was removed, and any normalization in the model's own code remains"
@@ -137,13 +160,22 @@ def whole_blocks(plan: ResidualPlan) -> list[str]:
     return []
 
 
-def raw_data(facts: Inspection, example: Any) -> str:
-    """A remedy if a first layer or normalizer reads values that are far from 1, as raw data are; '' if none does."""
+def data_size(facts: Inspection, example: Any) -> float:
+    """The largest root mean square of a tensor of the example that a first layer or normalizer reads."""
     inputs = [node for node in facts.flow.nodes if node.kind == "input"]  # the tensors of the example come first
     size = 0.0
     for node, tensor in zip(inputs, tensors_of(call_arguments(example)), strict=False):
-        if tensor.is_floating_point() and any(n.kind == "weight" or n.name in facts.norms for n in node.users):
+        readers = list(node.users)
+        for reader in readers:
+            readers += reader.users if reader.function in VIEWS | {"identity"} else []
+        if tensor.is_floating_point() and any(n.kind == "weight" or n.name in facts.norms for n in readers):
             size = max(size, float(tensor.double().square().mean().sqrt()))
+    return size
+
+
+def raw_data(facts: Inspection, example: Any) -> str:
+    """A remedy if a first layer or normalizer reads values that are far from 1, as raw data are; '' if none does."""
+    size = data_size(facts, example)
     if size <= _RAW or not facts.norms:
         return ""
     return f"standardize the data first: their size is {compact(size)}, and no normalizer reduces it any more"
@@ -198,10 +230,13 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
     inline = dict.fromkeys(node.home for node in flow.nodes if plan is None and _divides_by_own_scale(node))
     plan = plan_from_flow(model, flow, heads) if plan is None else plan
+    experts = expert_groups(model, flow, plan)
+    plan, uncalled = add_uncalled_experts(plan, flow, experts)
     return Inspection(
         plan=plan,
         flow=flow,
         norms={name: type(norm).__name__ for name, norm in norms.items()},
+        norm_shapes={name: returned[name][0].shape for name in norms if returned.get(name)},
         unknown_norms=_unknown_norms(model),
         tensors_read=flow.norm_tensors_read,
         overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
@@ -211,13 +246,45 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         unaccounted=unaccounted(model, plan),
         parameters=sum(p.numel() for p in model.parameters()),
         weightless=weightless_branches(flow, plan),
+        squares=_squares(model, flow),
+        experts=experts,
+        uncalled=uncalled,
     )
+
+
+def _squares(model: nn.Module, flow: Flow) -> list[str]:
+    """The modules that return a square, or more, of the signal to a layer, each once."""
+    modules = dict(model.named_modules())
+    found = []
+    for node in flow.nodes:
+        if node.is_module and node.kind == "activation":
+            squares = not type(modules[node.name]).__module__.startswith("torch.") and _is_square(modules[node.name])
+        else:
+            squares = node.function in _POWERS
+        step = node
+        while squares and step.kind != "weight":
+            followers = [user for user in step.users if len(user.inputs) == 1 and user.function not in REDUCTIONS]
+            if not followers:
+                break
+            step = followers[0]
+            found += [node.name if node.is_module else node.home] if step.kind == "weight" else []
+    return list(dict.fromkeys(found))
+
+
+def _is_square(activation: nn.Module) -> bool:
+    """Whether an activation returns more than three times as much for a large input twice as large."""
+    try:
+        with preserve_model_state(activation, attributes=True), torch.no_grad():
+            small, large = activation(torch.tensor([[32.0], [64.0]])).flatten().abs().tolist()
+    except Exception:  # whatever its own code raises, on input that the model did not give it
+        return False
+    return bool(large > 3 * small)
 
 
 def _divides_by_own_scale(node: Node) -> bool:
     """Whether a step normalizes a signal in the model's own code: x · rsqrt(mean(x²) + ε), or (x - mean) / std."""
-    if node.divides_itself:
-        return node.function in DIVISIONS
+    if node.divides_itself:  # a router divides the probabilities of its experts by their sum
+        return node.function in DIVISIONS and not _is_share(node.inputs[0])
     for factor, other in permutations(node.factors, 2) if node.function in PRODUCTS else ():
         step, roots = factor, False
         while len(step.inputs) == 1 and step is not other and step.kind != "weight":
@@ -225,6 +292,15 @@ def _divides_by_own_scale(node: Node) -> bool:
             step = step.inputs[0]
         if roots and (step is other or step in other.inputs):
             return True
+    return False
+
+
+def _is_share(node: Node) -> bool:
+    """Whether a value comes from a softmax or a sigmoid, by steps with one input."""
+    while len(node.inputs) == 1 and node.kind != "weight":
+        if node.function in GATES | {"softmax"}:
+            return True
+        node = node.inputs[0]
     return False
 
 

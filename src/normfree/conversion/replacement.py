@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 from normfree.conversion.changes import Added, Removed, Rescaled
 from normfree.conversion.inspection import Inspection
 from normfree.graph.flow import Flow
+from normfree.nn.model_state import preserve_model_state, restored_on_error, substitute_tensors
 from normfree.nn.normalizers import FUSED, DynamicTanh
 from normfree.nn.scalars import add_scalar_
+from normfree.nn.weight_layers import is_computed, set_weight_
 from normfree.plan import Layer, ResidualPlan
 
 
@@ -39,8 +42,11 @@ class Copied(nn.Module):
         return x.clone()
 
 
-def channels_of(norm: nn.Module) -> tuple[int, int] | None:
-    """The number of channels of a normalizer and their dimension in its input; None if the number is unknown."""
+def channels_of(norm: nn.Module, shape: Sequence[int] | None = None) -> tuple[int, int] | None:
+    """The number of channels of a normalizer and their dimension in its input; None if the number is unknown.
+
+    `shape` is that of the signal that it reads in the model, if known.
+    """
     vectors = [p for p in norm.parameters(recurse=False) if p.dim() == 1]
     weight = getattr(norm, "weight", vectors[0] if len(vectors) == 1 else None)
     sizes = [getattr(norm, name, None) for name in ("num_features", "num_channels", "normalized_shape")]
@@ -51,7 +57,37 @@ def channels_of(norm: nn.Module) -> tuple[int, int] | None:
         return None
     batched = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm | nn.GroupNorm
     by_channel = isinstance(norm, batched) or re.search(r"2d|BatchNorm|GroupNorm", type(norm).__name__)
-    return size, 1 if by_channel else -1
+    return size, _channel_dim(norm, size, 1 if by_channel else -1, shape)
+
+
+@torch.no_grad()
+def _channel_dim(norm: nn.Module, size: int, default: int, shape: Sequence[int] | None) -> int:
+    """The dimension of the channels, as a normalizer of another library shows when its weight changes.
+
+    Some of them read (batch, channels, length). `shape` is that of the signal in the model.
+    """
+    weight = norm._parameters.get("weight")
+    torchs_own = type(norm).__module__.startswith("torch.")
+    if torchs_own or shape is None or weight is None or (alike := list(shape).count(size)) == 0:
+        return default
+    if alike == 1 and shape[0] != size:
+        return list(shape).index(size) if shape[-1] != size else -1
+    x = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(0)).to(weight)
+    changed = torch.arange(1, size + 1).to(weight)
+    try:
+        with preserve_model_state(norm, attributes=True):
+            with substitute_tensors(norm, {id(weight): torch.ones_like(weight)}):
+                plain = norm(x.clone())
+            with substitute_tensors(norm, {id(weight): changed}):
+                ratio = norm(x.clone()) / plain
+    except Exception:  # whatever its own code raises, on input that the model did not give it
+        return default
+    for dim in (default, *(d for d in range(1, len(shape)) if shape[d] == size)):
+        view = [1] * len(shape)
+        view[dim] = -1
+        if ratio.shape[dim] == size and (ratio - changed.view(view)).abs().median() < 0.01:
+            return dim
+    return default
 
 
 def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | None) -> list[Removed]:
@@ -71,6 +107,7 @@ def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | Non
                 new = _replacement(
                     child,
                     tanh=tanh,
+                    shape=inspection.norm_shapes.get(name),
                     keep_weight=name in inspection.tensors_read,
                     copied=name in inspection.overwritten,
                 )
@@ -83,6 +120,33 @@ def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | Non
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # else inference would run one kernel with layer norm inside
     return [removed[key] for key in names if key in removed]
+
+
+def fixed_weights(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
+    """The weights that cannot be set, since the model computes them and cannot invert that, each with a remedy."""
+    found = {}
+    for layer in dict.fromkeys(plan.layers()):
+        module = model.get_submodule(layer.name)
+        if is_computed(module, layer.parameter) and not _can_be_set(module, layer.parameter):
+            found[f"'{layer.path}' is computed from other parameters, which cannot be inverted to set it"] = (
+                "make it plain first, by torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight') or, for "
+                "old hooks, torch.nn.utils.remove_weight_norm(layer)"
+            )
+    return found
+
+
+def _can_be_set(module: nn.Module, parameter: str) -> bool:
+    with suppress(_DoneError), restored_on_error(module):
+        try:
+            set_weight_(module, 2 * getattr(module, parameter).detach(), parameter)
+        except ValueError:
+            return False
+        raise _DoneError
+    return True
+
+
+class _DoneError(Exception):
+    """Restores the weight after the trial."""
 
 
 def make_plain_(model: nn.Module, standardized: Mapping[str, type[nn.Module] | None]) -> list[Removed]:
@@ -98,14 +162,17 @@ def make_plain_(model: nn.Module, standardized: Mapping[str, type[nn.Module] | N
     return removed
 
 
-def _replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copied: bool) -> nn.Module:
+def _replacement(
+    norm: nn.Module, *, tanh: float | None, shape: Sequence[int] | None, keep_weight: bool, copied: bool
+) -> nn.Module:
     """The module that takes the place of a normalizer: dynamic tanh or nothing, then its fused activation.
 
-    `keep_weight` leaves an attribute `weight` to read; `copied` returns a copy that may be written to.
+    `shape` is that of the signal; `keep_weight` leaves an attribute `weight` to read; `copied` returns a copy that may
+    be written to.
     """
     parts: list[nn.Module] = []
     if tanh is not None:
-        size, dim = channels_of(norm) or (1, -1)
+        size, dim = channels_of(norm, shape) or (1, -1)
         held = [t for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()]
         parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(held[0] if held else torch.empty(0)))
     elif keep_weight:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Record, Rescaled, listed
+from normfree.graph.experts import same_in_others
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
@@ -88,11 +90,7 @@ class _WeightlessScaling(Observer):
         self._model = model
         self._found = found
         self._sums = {(found.home, found.addition): found for found in sums}
-        self._homes = {found.home for found in sums}
-
-    def listens(self) -> bool:
-        """Only the functions of modules that add a branch without weights are of interest."""
-        return self.home in self._homes
+        self.homes = {found.home for found in sums}
 
     @torch.no_grad()
     def on_function(self, call: FunctionCall) -> Any:
@@ -120,9 +118,35 @@ def _rms(tensor: Tensor) -> float:
     return float(tensor.detach().abs().double().square().mean().sqrt())
 
 
+def _divide_(module: nn.Module, layer: Layer, divisor: float) -> Rescaled:
+    """Divide the weight of a layer, or the gain of a reparametrized one. Returns a record of it."""
+    if weight_kind(module) != "plain":
+        module.gain.div_(divisor)  # type: ignore[operator]
+    else:
+        set_weight_(module, getattr(module, layer.parameter) / divisor, layer.parameter, name=layer.path)
+    return Rescaled(layer.path, 1 / divisor)
+
+
+@torch.no_grad()
+def divide_shared_ends_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
+    """Divide the last layer of a branch that runs n times by √n.
+
+    n branches with weights of their own add up like random numbers: their sum is √n times as large as one of them. With
+    one weight they add up like one number, n times as large.
+    """
+    uses = Counter(layer for branch in plan.branches for layer in dict.fromkeys(branch.ends) if not layer.tied)
+    modules = dict(model.named_modules())
+    return [_divide_(modules[layer.name], layer, n**0.5) for layer, n in uses.items() if n > 1]
+
+
 @contextmanager
 def rescaling_(
-    model: nn.Module, plan: ResidualPlan, weightless: Sequence[WeightlessSum], *, layers: bool
+    model: nn.Module,
+    plan: ResidualPlan,
+    weightless: Sequence[WeightlessSum],
+    *,
+    layers: bool,
+    experts: Sequence[Sequence[str]] = (),
 ) -> Iterator[Rescaling]:
     """Scale branches without weights, and with `layers` the layers outside the branches, while the model runs inside.
 
@@ -136,27 +160,27 @@ def rescaling_(
     rates at which it trains otherwise.
     A layer that modulates (adaptive layer norm) is scaled to a variance of 1/L, so that L branches, each multiplied by
     1 + s with such an s, multiply the variance by at most e.
+    An expert that gets no samples is scaled as the others of its group are, on average.
     """
     modules = dict(model.named_modules())
-    done: set[str] = set()
+    done: dict[str, float] = {}
     found = Rescaling()
+
+    def divide(module: nn.Module, layer: Layer, std: float) -> None:
+        done[layer.path] = std
+        found.rescaled.append(_divide_(module, layer, std))
 
     def hook(layer: Layer) -> Callable[..., Tensor | None]:
         @torch.no_grad()
         def rescale(module: nn.Module, _args: Any, out: Any) -> Tensor | None:
-            if not isinstance(out, Tensor) or layer.path in done:
+            if not isinstance(out, Tensor) or layer.path in done or not out.numel():
                 return None
             std: float = out.std(unbiased=False).item()
             if not 1e-12 < std < 1e12:
                 return None
             std *= float(layer.share**0.5)  # parallel layers share the variance of their sum
             std *= max(len(plan.branches), 1) ** 0.5 if layer.modulates else 1.0
-            if weight_kind(module) != "plain":
-                module.gain.div_(std)  # type: ignore[operator]
-            else:
-                set_weight_(module, getattr(module, layer.parameter) / std, layer.parameter, name=layer.path)
-            done.add(layer.path)
-            found.rescaled.append(Rescaled(layer.path, 1 / std))
+            divide(module, layer, std)
             return out / std  # the layers that follow read the signal at its new scale already
 
         return rescale
@@ -173,6 +197,11 @@ def rescaling_(
     finally:
         for handle in handles:
             handle.remove()
+    with torch.no_grad():
+        for layer in own:
+            beside = [done[name] for name in same_in_others(layer.path, experts) if name in done]
+            if beside and layer.path not in done:
+                divide(modules[layer.name], layer, sum(beside) / len(beside))
 
 
 def _is_whole_module(layer: Layer, module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from normfree.graph.flow import Flow, Node
-from normfree.graph.observer import OTHER_SUMS, RECURRENT, REDUCTIONS
+from normfree.graph.observer import ADDITIONS, MATRIX_PRODUCTS, OTHER_SUMS, RECURRENT, REDUCTIONS, VIEWS
 from normfree.graph.residuals import latest_common_ancestor
 from normfree.methods import Method
 from normfree.methods.method import ONE
-from normfree.nn.weight_layers import cannot_reparametrize
+from normfree.nn.weight_layers import WEIGHT_LAYERS, cannot_reparametrize
 from normfree.plan import Branch, Layer, ResidualPlan, unwrapped
 
 
@@ -56,6 +56,9 @@ def _cannot_convert_model(model: nn.Module) -> str | None:
         return f"expected Python modules, got TorchScript at '{scripted}'; convert the model before it is scripted"
     if isinstance(model, torch.jit.ScriptModule):
         return f"expected Python modules, got the TorchScript of a {name}; convert the model before it is scripted"
+    compiled = next((n for n, m in model.named_modules() if "_orig_mod" in m._modules), None)
+    if compiled is not None:
+        return f"expected plain modules, got one that is compiled at '{compiled}'; convert the model, then compile it"
     for path, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             return f"expected parameters with shapes, got the lazy '{path}'; run the model once on the example"
@@ -147,29 +150,37 @@ def _adds_recurrence(node: Node) -> bool:
     return False
 
 
-def rigid_layers(
-    model: nn.Module, plan: ResidualPlan, method: Method, called: Container[str] | None = None
-) -> dict[str, str]:
+def rigid_layers(model: nn.Module, plan: ResidualPlan, method: Method, flow: Flow | None = None) -> dict[str, str]:
     """The weight layers that cannot become the method's kind of layer, by qualified name, with the reason.
 
-    `called` holds the modules that a forward pass calls, if the caller knows them: a weight that is used without a call
-    of its layer cannot be reparametrized.
+    With the recorded flow it is also known whether a weight is used by a call of its layer, and whether a layer of a
+    class that torch does not know computes more than x W + b.
     """
     if method.weight == "plain":
         return {}
     modules = dict(model.named_modules())
     found: dict[str, str] = {}
     for layer in dict.fromkeys(plan.hidden()):
-        if layer.parameter != "weight" or (called is not None and layer.name not in called):
+        if layer.parameter != "weight" or (flow is not None and layer.name not in flow.call_counts):
             reason: str | None = "the weight is used without a call of the layer"
         else:
             module = modules[layer.name]
             reason = cannot_reparametrize(module, method.weight, transposed=layer.transposed)
+            if reason is None and not isinstance(module, WEIGHT_LAYERS) and _computes_more(module, layer, flow):
+                reason = f"{type(module).__name__} uses its weight in a custom way"
             if reason is None and method.weight == "weight_norm" and _is_single_weight(module, layer):
                 reason = "a single weight per output has no direction to learn"
         if reason is not None:
             found[layer.path] = reason
     return found
+
+
+def _computes_more(module: nn.Module, layer: Layer, flow: Flow | None) -> bool:
+    """Whether a module that is no layer of torch has children or no bias, or computes more than x W + b."""
+    if "bias" not in module._parameters or next(module.children(), None) is not None:
+        return True
+    inside = [node for node in flow.nodes if node.home == layer.name] if flow is not None else []
+    return any(node.function not in MATRIX_PRODUCTS | VIEWS | ADDITIONS for node in inside)
 
 
 def _is_single_weight(module: nn.Module, layer: Layer) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from normfree.graph.flow import Flow, Node
-from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, SUMS, VIEWS
+from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, VIEWS
 from normfree.graph.recorder import record
 from normfree.graph.residuals import (
     PlainSums,
@@ -243,22 +243,22 @@ def _are_split(pieces: list[Node]) -> bool:
 
 
 def _modulates(layer: Node) -> bool:
-    """Whether one vector per sample, the layer's output, multiplies and shifts all positions of a signal, and no more.
+    """Whether one vector per sample, the layer's output, multiplies all positions of a signal.
 
-    Such a layer conditions a network on a time or a class. Its output goes straight to products and sums that are
-    larger than itself.
+    Such a layer conditions a network on a time or a class. Its output goes straight to a product that is larger than
+    itself. Other layers may read it, too: in some networks the embedding of the time modulates the last layer itself,
+    and all others through one more layer.
     """
-    seen, stack, multiplies = {layer}, [layer], False
+    seen, stack = {layer}, [layer]
     while stack:
         node = stack.pop()
         for user in node.users:
-            if len(user.inputs) == 1 and user.kind in ("scaling", "other"):
-                stack += [user] if user not in seen else []
+            if user.kind == "gate" and prod(user.shape) > prod(node.shape):
+                return True
+            if len(user.inputs) == 1 and user.kind in ("scaling", "other") and user not in seen:
+                stack.append(user)
                 seen.add(user)
-            elif prod(user.shape) <= prod(node.shape) or not (user.kind == "gate" or user.function in SUMS):
-                return False
-            multiplies = multiplies or user.kind == "gate"
-    return multiplies
+    return False
 
 
 def _branch(

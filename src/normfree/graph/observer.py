@@ -8,7 +8,7 @@ subclasses of `Observer`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -145,17 +145,20 @@ class Observer(TorchFunctionMode):
     """Base class of everything that follows a model while it runs.
 
     Inside `with observer.following(modules)` it keeps the stack of modules that are running and counts the calls of
-    each. Subclasses override `on_enter`, `on_leave` and `on_function`, and `listens` to save time.
+    each. Subclasses override `on_enter`, `on_leave` and `on_function`, and set `homes` to save time.
 
     Attributes:
         running: The names of the modules whose forward passes are running, the innermost last.
         calls: The number of calls of each module.
+        homes: The names of the modules whose own functions are observed, None for all functions. Every observed call
+            costs time.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.running: list[str] = []
         self.calls: Counter[str] = Counter()
+        self.homes: Set[str] | None = None
         self._additions: Counter[str] = Counter()
         self._listening = False
         self._hooked: list[tuple[dict[Any, Any], object]] = []
@@ -175,17 +178,13 @@ class Observer(TorchFunctionMode):
         """Run the function, and return its result."""
         return call.run()
 
-    def listens(self) -> bool:
-        """Whether functions are observed now. Every observed call costs time."""
-        return True
-
     @contextmanager
     def following(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
         """Observe until the context ends; only calls of these modules change the stack."""
         try:
             for name, module in modules.items():
                 self._follow(name, module)
-            self._switch(self.listens())
+            self._switch(self._listens())
             yield
         finally:
             self.running.clear()
@@ -215,16 +214,20 @@ class Observer(TorchFunctionMode):
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
             self.running.append(name)
             self.calls[name] += 1
-            self._switch(self.listens())
+            self._switch(self._listens())
             self.on_enter(name, module, args)
 
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
             self.running.pop()
-            self._switch(self.listens())
+            self._switch(self._listens())
             self.on_leave(name, module, args, kwargs, out)
 
         self.add_hook(module._forward_pre_hooks, enter)
         self.add_hook(module._forward_hooks, leave, module._forward_hooks_with_kwargs)
+
+    def _listens(self) -> bool:
+        """Whether functions are observed now."""
+        return self.homes is None or bool(self.running and self.running[-1] in self.homes)
 
     def _switch(self, on: bool) -> None:
         if on is not self._listening:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from normfree.graph.flow import Flow, Node, Weight, WeightUses, self_gated, tensors_of
 from normfree.graph.observer import (
+    ACTIVATIONS,
     ADDITIONS,
     ATTENTION,
     CLAMPS,
@@ -49,6 +50,7 @@ from normfree.nn.weight_layers import WEIGHT_LAYERS
 _PASSING = (ScalarBias, ScalarMultiplier, nn.Identity, nn.Dropout, nn.AlphaDropout)
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 _ATTENTION_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+_SAME_SHAPE = NORMALIZATIONS | ACTIVATIONS - {"softmax"}  # which may be given a type
 _SEPARATE_WEIGHTS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
@@ -272,10 +274,10 @@ class _Recorder(Observer):
 
 
 def _run(call: FunctionCall) -> Any:
-    """Run a function; a normalization without values returns an empty tensor, since torch takes long for its shape."""
+    """Run a function; without values, normalizations and activations keep the shape, for which torch takes long."""
     signal = call.args[0] if call.args else None
-    if call.name in NORMALIZATIONS and isinstance(signal, Tensor) and signal.is_meta:
-        return torch.empty_like(signal)
+    if call.name in _SAME_SHAPE and isinstance(signal, Tensor) and signal.is_meta and signal.is_floating_point():
+        return signal if call.name.endswith("_") or call.kwargs.get("inplace") else torch.empty_like(signal)
     return call.run()
 
 

@@ -1,26 +1,27 @@
 """The state of a model: run a model and restore its state afterwards.
 
 `preserve_model_state` is the context manager for a pass through a model. `on_meta` does the same on tensors without
-values. The other functions are their building blocks, `restored_on_error`, which rolls back a failed change, and the
-functions for models that FSDP2 (`fully_shard`) spread over several processes: all processes must call them together.
+values. The other functions are their building blocks, `restored_on_error`, which rolls back a failed change, and
+`reshard_` for models that FSDP2 (`fully_shard`) spread over several processes: all processes must call it together.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-Key = TypeVar("Key", bound=Hashable)
+from normfree.nn.sharding import Key, by_device_and_type
+
 _CONTAINERS = (dict, OrderedDict, list, set)
 
 
@@ -269,31 +270,6 @@ def _copies(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     for keys, _ in by_device_and_type(tensors):
         torch._foreach_copy_([found[key] for key in keys], [tensors[key] for key in keys])
     return found
-
-
-def by_device_and_type(tensors: Mapping[Key, Tensor]) -> Iterator[tuple[list[Key], torch.dtype]]:
-    """Group the keys of tensors that share device and type, so that one kernel can handle each group.
-
-    Sharded tensors are groups of their own.
-    """
-    groups: defaultdict[tuple[torch.device, torch.dtype, bool], list[Key]] = defaultdict(list)
-    for key, tensor in tensors.items():
-        groups[tensor.device, tensor.dtype, is_sharded(tensor)].append(key)
-    for (_, dtype, _), keys in groups.items():
-        yield keys, dtype
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is spread over processes (a DTensor of FSDP2)."""
-    # Importing torch's distributed tensors takes seconds, so look them up only if the caller has imported them.
-    library: Any = sys.modules.get("torch.distributed.tensor")
-    return library is not None and isinstance(tensor, library.DTensor)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor with all its values, gathered from the processes if it is sharded."""
-    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return full
 
 
 def reshard_(modules: Iterable[nn.Module]) -> bool:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from normfree.diagnostics.curvature import top_eigenvalue
 from normfree.diagnostics.input_output import cross_entropy, own_loss
 from normfree.diagnostics.propagation import Loss
-from normfree.nn.model_state import call_arguments, is_sharded
+from normfree.nn.model_state import call_arguments
+from normfree.nn.sharding import is_sharded
 from normfree.optim.clipping import agc_parameters, clip_grad_agc_
-from normfree.report.terminal import compact
+from normfree.report.tables import compact
 
 Groups = list[dict[str, Any]]
 MakeOptimizer = Callable[[Groups], torch.optim.Optimizer]

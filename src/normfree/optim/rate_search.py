@@ -37,8 +37,7 @@ from normfree.optim.range_test import (
 from normfree.plan import ResidualPlan, remembered_method
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.tables import Column, Table, notebook_html
-from normfree.report.terminal import compact
+from normfree.report.tables import Column, Table, compact, notebook_html
 
 
 @dataclass(frozen=True, repr=False)
