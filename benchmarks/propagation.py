@@ -1,15 +1,16 @@
-"""Measure the cost of a diagnosis: `propagate` beside one plain forward and backward pass.
+"""Measure the cost of a diagnosis: `propagate` and `diagnose` beside one plain forward and backward pass.
 
-    python benchmarks/propagation.py --batch 4 --size 224
+    python benchmarks/propagation.py --batch 4 --batch 16 --size 224
     python benchmarks/propagation.py --device cuda --batch 8 --batch 32 --batch 128 --batch 256 --json propagation.json
     python benchmarks/propagation.py --model torchvision:resnet50 --device cuda --deep
 
 All use the same model and batch, in training mode, with a random gradient at the output, and are timed to the end of
 the last kernel. They take turns, and ratios are those of medians. `propagation` is a plain call, which finds the plan
-of the model each time. `plan kept` gets the plan, as in `Monitor`. `first` is the first call for a model, with all
+of the model each time. `plan kept` gets the plan, as in `Monitor`. `diagnosis` adds the checks and the verdict; from 12
+samples on it makes two forward passes of two samples. `first` is the first call of `propagate` for a model, with all
 one-time costs. On a GPU a last row with a few tiny images, where the GPU waits for Python, shows the time of the host
 alone. `--deep` compares the peak memory with 10,000 layers: allocated on the GPU, or of a separate process on the
-CPU.
+CPU. `--clock cpu` counts the time that the processor works for this process, where others share the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics import propagate
+from normfree.diagnostics import diagnose, propagate
 from normfree.models import build
 from normfree.models.third_party import create_model
 from normfree.provenance import commit, hardware, versions
@@ -67,14 +68,17 @@ def measured_pass(model: nn.Module, x: Tensor) -> None:
 PASSES: dict[str, Callable[[nn.Module, Tensor], None]] = {"plain": plain_pass, "propagation": measured_pass}
 
 
-def seconds(run: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Tensor) -> float:
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def seconds(run: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Tensor, clock: str = "wall") -> float:
     if x.is_cuda:
         torch.cuda.synchronize()
-    start = time.perf_counter()
+    start = CLOCKS[clock]()
     run(model, x)
     if x.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return CLOCKS[clock]() - start
 
 
 def cuda_peak(run: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Tensor) -> float:
@@ -89,14 +93,18 @@ def compare(spec: str, batch: int, size: int, options: argparse.Namespace) -> di
     """Times of all passes, taking turns."""
     model, x = make(spec, batch, size, options.device)
     plain_pass(model, x)  # what torch does once is no cost of ours
-    first = seconds(measured_pass, model, x)
+    first = seconds(measured_pass, model, x, options.clock)
     plan = propagate(model, x).plan
-    passes = {**PASSES, "plan kept": lambda m, images: propagate(m, images, plan=plan)}
+    passes = {
+        **PASSES,
+        "plan kept": lambda m, images: propagate(m, images, plan=plan),
+        "diagnosis": lambda m, images: diagnose(m, images),
+    }
     times: dict[str, list[float]] = {name: [] for name in passes}
     for turn in range(options.warmup + options.repeats):
         order = list(passes.items())
         for name, run in order if turn % 2 == 0 else order[::-1]:
-            took = seconds(run, model, x)
+            took = seconds(run, model, x, options.clock)
             if turn >= options.warmup:
                 times[name].append(took)
     median = {name: statistics.median(taken) for name, taken in times.items()}
@@ -111,6 +119,7 @@ def compare(spec: str, batch: int, size: int, options: argparse.Namespace) -> di
         "ratio": median["propagation"] / median["plain"],
         "ratio_of_fastest": min(times["propagation"]) / min(times["plain"]),
         "ratio_with_plan": median["plan kept"] / median["plain"],
+        "ratio_of_diagnosis": median["diagnosis"] / median["plain"],
     }
     if x.is_cuda:
         record["peak_mib"] = {name: cuda_peak(run, model, x) for name, run in PASSES.items()}
@@ -182,13 +191,14 @@ def memory(record: dict[str, Any]) -> str:
 
 
 def show(records: list[dict[str, Any]], deepest: dict[str, Any] | None, device: str) -> None:
-    names = ("plain", "propagation", "more", "ratio", "plan kept", "ratio", "first", "memory")
+    names = ("plain", "propagation", "more", "ratio", "plan kept", "ratio", "diagnosis", "ratio", "first", "memory")
     rows = []
     for record in records:
         label = f"{record['model']} {record['batch']}×3×{record['size']}²"
         median = record["median"]
         times = [milliseconds(taken) for taken in (median["plain"], median["propagation"], record["more"])]
         kept = [milliseconds(median["plan kept"]), f"{record['ratio_with_plan']:.3f}"]
+        kept += [milliseconds(median["diagnosis"]), f"{record['ratio_of_diagnosis']:.3f}"]
         rows.append((label, *times, f"{record['ratio']:.3f}", *kept, milliseconds(record["first"]), memory(record)))
     if deepest:
         label = f"{deepest['model']} {deepest['batch']}×3×{deepest['size']}²"
@@ -206,6 +216,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, action="append", help="may be repeated (4; on a GPU 128 and 256)")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="time on the wall, or of the processor")
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=3)

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import normfree
 from normfree.conversion import convert
@@ -365,3 +366,54 @@ def test_drift_says_at_which_depth_it_fails() -> None:
     assert verdict.forward.fails_at == math.ceil(math.log(1000) / math.log(1.05)) + 1
     assert f"fails from about {verdict.forward.fails_at} blocks on" in verdict.sentence
     assert judge(made_up_signal([1.05**i for i in range(verdict.forward.fails_at)])).status == "exploding"
+
+
+class NextWord(nn.Module):
+    """Predicts the next word from the words so far, by causal attention and two residual sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(40, 32), nn.Linear(32, 40)
+        self.mixed, self.attended, self.inner = nn.Linear(32, 96), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.table(words)
+        q, k, v = self.mixed(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attended(seen.transpose(1, 2).flatten(2))
+        return self.head(x + self.inner(x.relu()))
+
+
+def cost(run: Any, model: nn.Module) -> tuple[int, list[int]]:
+    """The floating-point operations of a call, and the batches that go through the model."""
+    batches: list[int] = []
+    handle = model.register_forward_pre_hook(lambda _m, args: batches.append(len(args[0])))
+    try:
+        with FlopCounterMode(display=False) as counter:
+            run()
+    finally:
+        handle.remove()
+    return counter.get_total_flops(), batches
+
+
+@pytest.mark.parametrize("method", ["batchnorm", "fixup"])
+@pytest.mark.parametrize(("batch", "few"), [(4, []), (11, []), (12, [2, 2]), (32, [2, 2])])
+def test_sound_network_costs_one_pass_and_two_of_two_samples(method: str, batch: int, few: list[int]) -> None:
+    """At most 1.3 of a plain pass: the passes of few samples may not grow, and no second pass takes the whole batch."""
+    model = build("resnet20", method)
+    x = torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    plain, _ = cost(lambda: model(x).sum().backward(), model)
+    measured, batches = cost(lambda: diagnose(model, x), model)
+    assert batches == [batch, *few]
+    assert 0.99 * plain <= measured <= 1.3 * plain  # Fixup's gradient starts before the classifier
+
+
+def test_sound_network_for_sequences_costs_at_most_a_third_more() -> None:
+    torch.manual_seed(0)
+    model, words = NextWord(), torch.randint(40, (12, 17))
+    x, y = words[:, :-1], words[:, 1:]
+    plain, _ = cost(lambda: model(x).sum().backward(), model)
+    plan = normfree.discover(model, x)  # on the meta device, which computes nothing
+    measured, batches = cost(lambda: diagnose(model, x, y, plan=plan), model)
+    assert batches == [12, 2, 2, 2, 2]  # and both samples with other words at later positions
+    assert plain <= measured <= 1.3 * plain

@@ -213,7 +213,7 @@ def test_channels_are_where_the_last_layer_puts_them(
     model(x, sums)
     expected = [measured(t.movedim(channels, 1).flatten(2).unsqueeze(-1)) for t in sums]
     found = propagate(model, x).sums
-    assert [list(dataclasses.astuple(s.sum)) for s in found] == [pytest.approx(e, rel=EXACT) for e in expected]
+    assert [list(dataclasses.astuple(s.sum)[:3]) for s in found] == [pytest.approx(e, rel=EXACT) for e in expected]
 
 
 def test_constant_a_channel_is_preserved_in_one_dimension_as_in_two() -> None:

@@ -18,7 +18,7 @@ from normfree.diagnostics.signals import Signal
 from normfree.diagnostics.verdict import Verdict, judge
 from normfree.methods import names
 from normfree.models import build
-from normfree.report.terminal import compact
+from normfree.report.tables import compact
 from signal_oracles import batch, made_up_signal, noisy
 
 GROWTH = 1.3

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 from normfree.diagnostics.moments import concatenate
 from normfree.diagnostics.signals import GraphFacts, Spot
 from normfree.graph.observer import ACTIVATIONS
-from normfree.nn.model_state import ModelParts, is_sharded
+from normfree.nn.model_state import ModelParts
+from normfree.nn.sharding import is_sharded
 
 MOST_NODES = 50_000  # that are walked through
 MOST_SAMPLES = 4096  # numbers of a tensor that are looked at
@@ -45,37 +46,6 @@ LINEAR = frozenset({
 })  # fmt: skip
 
 
-def graph_facts(
-    parts: ModelParts,
-    output: Tensor | None,
-    result: Tensor | None,
-    others: Iterable[Tensor],
-    given: Iterable[Tensor] = (),
-) -> GraphFacts:
-    """Read the graph behind the outputs of a model; `result` is the loss, if there is one, `given` are the inputs."""
-    names = {id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()}
-    end = None if output is None else output.grad_fn
-    batch = 0 if output is None or output.dim() < 2 else len(output)
-    reader = _Reader(parts.modules, names, batch, {id(t) for t in given})
-    sharded = any(map(is_sharded, parts.parameters.values()))  # the graph then holds gathered copies
-    with torch.no_grad():
-        for node in _walk([t.grad_fn for t in (output, *others) if t is not None]):
-            reader.read(node)
-        found = reader.facts()
-    if sharded:
-        found = replace(found, unregistered=())
-    reached = frozenset(name for name, p in parts.parameters.items() if id(p) in reader.reached)
-    maker = _first_function(end)
-    return replace(
-        found,
-        output=_kind(maker) if maker is not None else "",
-        output_place=_place(maker, names),
-        loss=_loss_functions(None if result is None else result.grad_fn, end),
-        custom=tuple(reader.custom),
-        reached=reached,
-    )
-
-
 def overwritten_place(parts: ModelParts, roots: Iterable[Tensor]) -> str:
     """The layer behind which a tensor that the backward pass needs was changed in place; '' if there is none."""
     names = {id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()}
@@ -89,12 +59,16 @@ def overwritten_place(parts: ModelParts, roots: Iterable[Tensor]) -> str:
     return ""
 
 
-class _Reader:
+class GraphReader:
     """Collects facts node by node; numbers stay on their device until the end, where one transfer fetches all."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], names: Mapping[int, str], batch: int, given: set[int]) -> None:
-        self.modules, self.names, self.batch, self.given = modules, names, batch, given
-        self.plain = _plain_tensors(modules)
+    def __init__(self, parts: ModelParts) -> None:
+        self.parts = parts
+        self.modules = parts.modules
+        self.names = {id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()}
+        self.batch = 0
+        self.given: set[int] = set()
+        self.plain: dict[int, int] = {}
         self.open: list[tuple[str, str, Tensor]] = []
         self.means: list[Tensor] = []
         self.rates: list[tuple[str, Any, float, Tensor]] = []
@@ -109,7 +83,32 @@ class _Reader:
         self.custom: dict[str, None] = {}
         self.reached: set[int] = set()
 
-    def read(self, node: Any) -> None:
+    def read(
+        self, output: Tensor | None, result: Tensor | None, others: Iterable[Tensor], given: Iterable[Tensor] = ()
+    ) -> GraphFacts:
+        """Read the graph behind the outputs of a model; `result` is the loss, if there is one, `given` the inputs."""
+        end = None if output is None else output.grad_fn
+        self.batch = 0 if output is None or output.dim() < 2 else len(output)
+        self.given = {id(t) for t in given}
+        self.plain = _plain_tensors(self.modules)
+        with torch.no_grad():
+            for node in _walk([t.grad_fn for t in (output, *others) if t is not None]):
+                self._read_node(node)
+            found = self._facts()
+        parameters = self.parts.parameters
+        if any(map(is_sharded, parameters.values())):  # the graph then holds gathered copies
+            found = replace(found, unregistered=())
+        maker = _first_function(end)
+        return replace(
+            found,
+            output=_kind(maker) if maker is not None else "",
+            output_place=_place(maker, self.names),
+            loss=_loss_functions(None if result is None else result.grad_fn, end),
+            custom=tuple(self.custom),
+            reached=frozenset(name for name, p in parameters.items() if id(p) in self.reached),
+        )
+
+    def _read_node(self, node: Any) -> None:
         kind = _kind(node)
         self.functions[kind] += 1
         before = _first_function(node.next_functions[0][0]) if kind in DOUBLED else None
@@ -220,7 +219,7 @@ class _Reader:
         self.open.append(("attention", place, spread.mean().square()))
         self.means.append(weights.new_zeros(()))
 
-    def facts(self) -> GraphFacts:
+    def _facts(self) -> GraphFacts:
         """Fetch the numbers."""
         found = [*(t for *_, t in self.checked), *(t for _, t in self.masks)]
         tensors = [*(t for *_, t in self.open), *self.means, *(t for *_, t in self.rates), *found]

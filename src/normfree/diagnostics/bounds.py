@@ -30,7 +30,7 @@ from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
 from normfree.plan import Layer, ResidualPlan
-from normfree.report.terminal import compact
+from normfree.report.tables import compact
 
 
 @dataclass(frozen=True)

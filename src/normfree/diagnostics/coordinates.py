@@ -26,8 +26,7 @@ from normfree.diagnostics.propagation import Loss, plan_of
 from normfree.nn.model_state import call_arguments, preserve_random_state
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.tables import Column, Table, notebook_html
-from normfree.report.terminal import compact
+from normfree.report.tables import Column, Table, compact, notebook_html
 
 FLAT = 0.25  # largest exponent of the width that counts as none; sqrt(width) has 0.5
 OUTPUT = "the output"

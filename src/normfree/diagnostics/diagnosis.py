@@ -28,12 +28,13 @@ from normfree.files import to_json_values
 from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
+from normfree.nn.model_state import call_arguments, parts_of
+from normfree.nn.sharding import is_sharded
 from normfree.plan import ResidualPlan, remembered_method
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.tables import Column, Rating, Table, notebook_html, print_table
-from normfree.report.terminal import compact, shorten_names, sparkline
+from normfree.report.tables import Column, Rating, Table, compact, notebook_html, print_table, shorten_names, sparkline
 
 CARD_STATUS: dict[SignalStatus, Rating] = {
     "preserved": "good",
@@ -160,7 +161,10 @@ def diagnose(
     'exploding'
     """
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
-    signal = replace(signal, checks=(*signal.checks, *check_model(model, inputs, targets, loss, signal)))
+    parts = parts_of(model)
+    if not signal.unmeasured and not any(map(is_sharded, parts.parameters.values())):
+        failed = check_model(model, parts, call_arguments(inputs), targets, loss, signal)
+        signal = replace(signal, checks=(*signal.checks, *failed))
     label = name or str(getattr(model, "name", type(model).__name__))
     verdict = judge_model(model, signal)
     if verdict.at_least("vanishing"):
@@ -171,9 +175,9 @@ def diagnose(
 
 def judge_model(model: nn.Module, signal: Signal) -> Verdict:
     """Judge a model's signal; the verdict recommends only methods that fit the model and that it does not use yet."""
-    spec = getattr(signal.plan.changes, "method", None) or remembered_method(model) or ""
-    method = spec.partition(":")[0]
-    return judge(signal, method=method, supports=_supported(model, signal.plan))
+    known = model.method.name if isinstance(model, BaseModel) else remembered_method(model) or ""
+    spec: str = getattr(signal.plan.changes, "method", None) or known
+    return judge(signal, method=spec.partition(":")[0], supports=_supported(model, signal.plan))
 
 
 def _supported(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:

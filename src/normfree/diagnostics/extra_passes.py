@@ -3,70 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
-from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.input_output import IgnoredInput, cross_entropy, first_tensor, is_finite, is_mask, own_loss
-from normfree.diagnostics.invariants import first_difference, trace
+from normfree.diagnostics.invariants import first_difference, hooked, trace
 from normfree.diagnostics.signals import FailedCheck, Gain, Signal
-from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, whole
+from normfree.graph.observer import FunctionCall, Observer
+from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import is_norm
+from normfree.nn.sharding import is_sharded, whole
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
-CONSTANT = 1e-12  # variation over samples: no more than rounding
 MOST_CANDIDATES = 4  # modules for which a forward pass is made
 
 
-def with_origin(
-    signal: Signal,
-    model: nn.Module,
-    parts: ModelParts,
-    inputs: Any,
-    learning: set[str],
-    ignored: Sequence[IgnoredInput] = (),
-    *,
-    silent: bool,
-) -> Signal:
-    """Name the weights and modules behind a signal that ends, by further forward passes; sound signals need none.
+class OpenQuestions(NamedTuple):
+    """What the pass leaves open: it takes further passes to tell a fault from a design.
 
-    Args:
-        learning: The names of the parameters that the loss, or an output, depends on.
+    Attributes:
+        ended: The first sum or layer whose signal is zero or the same for all samples, '' if there is none.
+        silent: Whether a signal that ends there is a fault.
+        still: The last layers outside of branches with weights, but without a gradient.
+        idle: The outermost modules of which no weight got a gradient.
         ignored: The parts of the input that got no gradient.
-        silent: Whether a signal of zeros is a fault.
     """
-    ended = next((s.name for s in signal.sums if s.level == 0 or (s.layer and s.variation < CONSTANT)), "")
-    silent = silent and not signal.unmeasured and (signal.head.mean_square == 0 or bool(ended))
-    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
-    still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
-    still = [] if silent or signal.unmeasured else [name for name in still if name in outside][-3:]
-    idle = [] if signal.unmeasured else _idle_modules(signal, parts, learning)
-    ignored = () if silent or signal.unmeasured else ignored
-    if not silent and not signal.unmeasured and not still and not idle and not ignored:
-        return signal
+
+    ended: str
+    silent: bool
+    still: list[str]
+    idle: list[str]
+    ignored: list[IgnoredInput]
+
+
+def with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any, asked: OpenQuestions) -> Signal:
+    """Name the weights and modules behind a signal that ends, by further forward passes."""
     broken = broken_parameters(parts) if signal.unmeasured else ()
     origin: list[str] = []
     args, kwargs = _copied(inputs)
-    if not broken and signal.inputs.finite and (silent or signal.unmeasured):
+    if not broken and signal.inputs.finite and (asked.silent or signal.unmeasured):
         with (
             torch.no_grad(),
             preserve_model_state(model, parts),
-            find_origin(parts.modules, varies if silent else is_finite) as origin,
+            find_origin(parts.modules, varies if asked.silent else is_finite) as origin,
         ):
             model(*args, **kwargs)
-    tried = idle[-MOST_CANDIDATES:]
-    cut = [name for name in (*still, *tried) if influences(model, parts, name, args, kwargs)]
-    unused = [name for name in idle if name not in cut] if len(idle) <= MOST_CANDIDATES or not cut else []
-    unread = [i for i in ignored if not _is_read(model, parts, i, args, kwargs)]
+    idle = asked.idle
+    cut = [name for name in (*asked.still, *idle[-MOST_CANDIDATES:]) if influences(model, parts, name, args, kwargs)]
+    # A branch that starts at 0, as in Fixup, hides what it reads, but only until the first step.
+    with _without_zeros(model, parts):
+        hidden = [n for n in idle[-MOST_CANDIDATES:] if n not in cut and influences(model, parts, n, args, kwargs)]
+        unread = [i for i in asked.ignored if not _is_read(model, parts, i, args, kwargs)]
+    used = (*cut, *hidden)
+    unused = [name for name in idle if name not in used] if len(idle) <= MOST_CANDIDATES or not used else []
     checks = (*signal.checks, *(FailedCheck("input ignored", "the input", i.part) for i in unread))
-    inside = [name for name in origin if ended and name.startswith(f"{ended}.")]
+    inside = [name for name in origin if asked.ended and name.startswith(f"{asked.ended}.")]
     first = next(iter(inside or origin), "")
     kind = type(parts.modules[first]).__name__ if first else ""
     signal = replace(signal, broken=broken, origin=first, origin_kind=kind, checks=checks)
@@ -110,11 +107,11 @@ def _copy(value: Any) -> Any:
 def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> tuple[Gain, ...]:
     """Measure the innermost modules in one forward pass, in the order of their calls."""
     found: list[Gain] = []
-    leaves = {
-        name: m
+    leaves = [
+        name
         for name, m in parts.modules.items()
         if name and (isinstance(m, WEIGHT_LAYERS) or is_norm(m) or not any(True for _ in m.children()))
-    }
+    ]
 
     def hook(name: str) -> Any:
         def measure(module: nn.Module, args: Any, out: Any) -> None:
@@ -130,13 +127,9 @@ def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> t
 
         return measure
 
-    handles = [m.register_forward_hook(hook(name)) for name, m in leaves.items()]
-    try:
-        with torch.no_grad(), preserve_model_state(model, parts):
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = {name: hook(name) for name in leaves}
+    with hooked(parts.modules, hooks), torch.no_grad(), preserve_model_state(model, parts):
+        model(*args, **kwargs)
     return tuple(found)
 
 
@@ -144,52 +137,35 @@ def _moment(tensor: Tensor) -> float:
     return float(tensor.detach().double().square().mean())
 
 
-def _idle_modules(signal: Signal, parts: ModelParts, learning: set[str]) -> list[str]:
-    """The outermost modules with weights that could learn, none of which has a part in the loss or an output."""
-    used = {prefix for name in learning for prefix in _above(name)}
-    filled = {prefix for name, p in parts.parameters.items() if p.requires_grad for prefix in _above(name)}
-    idle = [name for name in parts.modules if name in filled - used and name.rpartition(".")[0] in used]
-    patterns = {name_pattern(name) for name in used}
-    return [name for name in idle if name_pattern(name) in patterns or not _is_head(name, parts, signal.head.classes)]
-
-
-def _is_head(name: str, parts: ModelParts, classes: int) -> bool:
-    """Whether a module may be another head of the model: it ends in as many units as the output, or is one layer.
-
-    A layer of as many inputs as outputs is none.
-    """
-    weights = [p for n, p in parts.parameters.items() if f"{n}.".startswith(f"{name}.") and p.dim() > 1]
-    if not weights:
-        return False
-    layer = "." not in name and "weight" in parts.modules[name]._parameters
-    return (layer and weights[0].shape[0] != weights[0].shape[1]) or weights[-1].shape[0] == classes
-
-
-def _above(name: str) -> list[str]:
-    """The names of the modules around a parameter, and '' for the model."""
-    pieces = name.split(".")[:-1]
-    return [".".join(pieces[:i]) for i in range(len(pieces) + 1)]
-
-
 def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs: Any) -> bool:
     """Whether the result of a module, or of the modules in a list, changes the main output of the model."""
-    inside = [m for n, m in parts.modules.items() if n == name or n.startswith(f"{name}.")]
-    called = [m for m in inside if type(m).forward is not nn.Module.forward and not isinstance(m, CONTAINERS)]
+    inside = {n: m for n, m in parts.modules.items() if n == name or n.startswith(f"{name}.")}
+    called = [
+        n for n, m in inside.items() if type(m).forward is not nn.Module.forward and not isinstance(m, CONTAINERS)
+    ]
 
     def other(_m: nn.Module, _a: Any, out: Any) -> Any:
         # Not only the size is another one, but also the largest number, which an argmax would choose.
         return tree_map(lambda t: 0.5 - 1.7 * t if isinstance(t, Tensor) and t.is_floating_point() else t, out)
 
     before = _run(model, parts, args, kwargs)
-    handles = [m.register_forward_hook(other) for m in called[: 1 if inside[0] in called else None]]
-    try:
+    changed = called[:1] if name in called else called
+    with hooked(parts.modules, dict.fromkeys(changed, other)):
         return not torch.equal(before, _run(model, parts, args, kwargs))
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+@contextmanager
+def _without_zeros(model: nn.Module, parts: ModelParts) -> Iterator[None]:
+    """Let the model compute with small random numbers in place of trainable weights and scalars that are 0."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [p for name, p in parts.parameters.items() if p.requires_grad and not name.endswith("bias")]
+    zeros = [p for p in weights if not is_sharded(p) and not p.any()]
+    drawn = {id(p): 0.1 * torch.randn(p.shape, generator=generator).to(p) for p in zeros}
+    with substitute_tensors(model, drawn):
+        yield
 
 
 def _run(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> Tensor:
@@ -237,12 +213,8 @@ def find_origin(modules: Mapping[str, nn.Module], good: Callable[[Tensor], bool]
 
         return look
 
-    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items() if name]
-    try:
+    with hooked(modules, {name: hook(name) for name in modules if name}):
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def varies(tensor: Tensor) -> bool:
@@ -250,28 +222,19 @@ def varies(tensor: Tensor) -> bool:
     return bool((tensor != tensor[:1]).any() if tensor.dim() > 1 and len(tensor) > 1 else tensor.any())
 
 
-class _Owners(TorchFunctionMode):
+class _Owners(Observer):
     """Remembers which module's forward pass made each node of the autograd graph."""
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.running = [""]
         self.owner: dict[Any, str] = {}
-        self.handles = []
-        for name, module in modules.items():
-            self.handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: self.running.append(name)))
-            self.handles.append(module.register_forward_hook(self._leave))
 
-    def _leave(self, _m: nn.Module, _a: Any, _out: Any) -> None:
-        self.running.pop()
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def on_function(self, call: FunctionCall) -> Any:
+        """Remember the node of the result."""
+        out = call.run()
         for t in out if isinstance(out, tuple | list) else (out,):
             if isinstance(t, Tensor) and t.grad_fn is not None:
-                self.owner.setdefault(t.grad_fn, self.running[-1])
+                self.owner.setdefault(t.grad_fn, self.home)
         return out
 
 
@@ -295,25 +258,21 @@ def gradient_origin(
 
         return look
 
-    owners = _Owners(parts.modules)
-    try:
-        with torch.enable_grad(), preserve_model_state(model, parts):
-            with owners:
-                value = start(model(*args, **kwargs))
-            waiting: list[Any] = [value.grad_fn]
-            seen: set[Any] = {None}
-            while waiting:
-                node = waiting.pop()
-                if node in seen:
-                    continue
-                seen.add(node)
-                if node.next_functions:
-                    node.register_hook(hook(node))
-                waiting += [f for f, _ in node.next_functions]
-            value.backward()
-    finally:
-        for handle in owners.handles:
-            handle.remove()
+    owners = _Owners()
+    with torch.enable_grad(), preserve_model_state(model, parts):
+        with owners.following(parts.modules):
+            value = start(model(*args, **kwargs))
+        waiting: list[Any] = [value.grad_fn]
+        seen: set[Any] = {None}
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.next_functions:
+                node.register_hook(hook(node))
+            waiting += [f for f, _ in node.next_functions]
+        value.backward()
     if not found:
         return "", ""
     return owners.owner.get(found[0], ""), str(found[0].name()).partition("Backward")[0].lower()
@@ -338,7 +297,7 @@ def noise_of(model: nn.Module, parts: ModelParts, arguments: Any) -> tuple[float
             with preserve_model_state(model, parts):
                 torch.manual_seed(seed)
                 outputs.append(first_tensor(model(*arguments[0], **arguments[1])).float())
-        one, other = outputs
+        one, other = (output if output.dim() else output[None] for output in outputs)  # a loss is one number
         between = ((one - one.roll(1, 0)) * (other - other.roll(1, 0))).mean()  # noise has no part in it, on average
         share = float((one - other).square().mean() / between.clamp_min(1e-12))
     if not share:

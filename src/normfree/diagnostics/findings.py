@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from normfree.report.terminal import compact, shorten_names
+from normfree.report.tables import compact, shorten_names
 
 SignalStatus = Literal["preserved", "growing", "drifting", "vanishing", "exploding", "faulty", "dead branch"]
 SEVERITY: tuple[SignalStatus, ...] = SignalStatus.__args__  # type: ignore[attr-defined]  # from the least on

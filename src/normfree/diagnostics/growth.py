@@ -14,7 +14,7 @@ import numpy as np
 
 from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus, finding
 from normfree.diagnostics.signals import Gain, Signal
-from normfree.report.terminal import compact
+from normfree.report.tables import compact
 
 # The change over depth.
 LARGE = 1e3  # a change that fails with any factor; residual networks with 1e4 did not train, with 4 they did

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.input_output import first_tensor
 from normfree.diagnostics.signals import FailedCheck, Signal
-from normfree.nn.model_state import ModelParts, call_arguments, is_sharded, parts_of, preserve_model_state
+from normfree.graph.observer import FunctionCall, Observer
+from normfree.nn.model_state import ModelParts, preserve_model_state
 
-LEAST_SAMPLES = 12  # two passes of three samples cost at most a sixth of a pass forward and backward
+LEAST_SAMPLES = 12  # two passes of two samples cost at most a ninth of a pass forward and backward
 SAME = 1e-4  # relative difference of one sample's output between two batches; rounding leaves 1e-6
 
 
@@ -40,20 +40,24 @@ Trace = list[TracedCall]
 
 
 def check_model(
-    model: nn.Module, inputs: Any, targets: Any, loss: Callable[[Any, Any], Tensor] | None, signal: Signal
+    model: nn.Module,
+    parts: ModelParts,
+    arguments: Any,
+    targets: Any,
+    loss: Callable[[Any, Any], Tensor] | None,
+    signal: Signal,
 ) -> tuple[FailedCheck, ...]:
     """Run all checks that the batch and the graph of the model call for."""
-    parts = parts_of(model)
-    tensors = [t for t in tree_leaves(call_arguments(inputs)) if isinstance(t, Tensor)]
+    tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
     main = max(tensors, key=lambda t: t.numel(), default=None)
-    if main is None or signal.unmeasured or any(map(is_sharded, parts.parameters.values())):
+    if main is None:
         return ()
     found: list[FailedCheck] = []
-    checks = [partial(check_samples, model, parts, inputs, main, signal.head.classes)]
+    checks = [partial(check_samples, model, parts, arguments, main, signal.head.classes)]
     if shifted := _next_element(main, targets):
-        checks.append(partial(check_causality, model, parts, inputs, main, shifted))
+        checks.append(partial(check_causality, model, parts, arguments, main, shifted))
     if signal.graph.custom:
-        checks.append(partial(check_derivatives, model, parts, inputs, main, targets, loss))
+        checks.append(partial(check_derivatives, model, parts, arguments, main, targets, loss))
     for check in checks:
         with suppress(Exception):  # the model is made for another batch: the check says nothing about it
             found += check()
@@ -61,35 +65,40 @@ def check_model(
 
 
 def check_samples(
-    model: nn.Module, parts: ModelParts, inputs: Any, main: Tensor, classes: int
+    model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, classes: int
 ) -> Iterator[FailedCheck]:
     """Find the module in which one sample changes another one, two equal calls differ, or dropout never ends.
 
-    A sample goes through the model in evaluation mode between two others, and then between two different ones. If its
-    output differs, the first call is repeated: where that differs too, the model keeps a state. An output that compares
-    all samples with each other, (N, N), is left out; `classes` is its width for the whole batch.
+    A sample goes through the model in evaluation mode behind another one, and then before a third. If its outputs
+    differ, further calls look into the model: the sample between two others, then between two different ones, and the
+    first call again, twice, since a state may return by chance. Where that differs too, the model keeps a state. An
+    output that compares all samples with each other, (N, N), is left out; `classes` is its width for the whole batch.
     """
     count = 0 if main.dim() < 2 else len(main)
-    arguments = call_arguments(inputs)
     graphs = any(isinstance(t, Tensor) and t.shape[:2] == (count, count) for t in tree_leaves(arguments))
     if count < LEAST_SAMPLES or graphs:
         return
 
-    def trace_of(chosen: Sequence[int]) -> Trace:
+    def trace_of(*chosen: int, inside: bool = True) -> Trace:
         some = tree_map(lambda t: _rows(t, count, chosen), arguments)
-        return trace(model, parts, some, evaluate=True)
+        return trace(model, parts, some, evaluate=True, inside=inside)
 
-    dropouts = _Dropouts(parts.modules)
-    with dropouts.watching():
-        one = trace_of((1, 0, 2))
+    with _Dropouts() as dropouts:
+        behind = trace_of(1, 0, inside=False)[-1].returned
     if dropouts.found:
-        yield FailedCheck("dropout in evaluation mode", dropouts.found[0])
-    place = first_difference(one, trace_of((3, 0, 4)), standardized=False)
+        with (named := _Dropouts()).following(parts.modules):
+            trace_of(1, 0, inside=False)
+        yield FailedCheck("dropout in evaluation mode", named.found[0])
+    before = trace_of(0, 2, inside=False)[-1].returned
+    if not _differ([t[1] for t in behind], [t[0] for t in before]):
+        return
+    one = trace_of(1, 0, 2)
+    place = first_difference(one, trace_of(3, 0, 4), standardized=False)
     shapes = [t.shape for t in one[-1].returned]
     pairs = classes == count and any(shape[:2] == (3, 3) for shape in shapes)
     if not place or pairs or (_positions_first(parts) and any(len(shape) == 3 for shape in shapes)):
         return
-    again = first_difference(one, trace_of((1, 0, 2)))
+    again = first_difference(one, trace_of(1, 0, 2)) or first_difference(one, trace_of(1, 0, 2))
     yield FailedCheck("state between calls", again) if again else FailedCheck("samples mixed", place)
 
 
@@ -105,8 +114,14 @@ def _positions_first(parts: ModelParts) -> bool:
 
 
 @torch.no_grad()
-def trace(model: nn.Module, parts: ModelParts, arguments: Any, *, evaluate: bool, seed: int = 0) -> Trace:
-    """Collect three samples of what all modules read and return, in the order in which they return."""
+def trace(
+    model: nn.Module, parts: ModelParts, arguments: Any, *, evaluate: bool, seed: int = 0, inside: bool = True
+) -> Trace:
+    """Collect three samples of what all modules read and return, in the order in which they return.
+
+    Args:
+        inside: Whether to look into the model; else the trace has only the model itself, and costs a plain pass.
+    """
     found: Trace = []
     tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
     count = len(max(tensors, key=lambda t: t.numel()))
@@ -118,7 +133,8 @@ def trace(model: nn.Module, parts: ModelParts, arguments: Any, *, evaluate: bool
     def hook(name: str) -> Any:
         return lambda _m, read, returned: found.append(TracedCall(name, samples(read), samples(returned)))
 
-    with hooked({name: hook(name) for name in parts.modules if name}, parts), preserve_model_state(model, parts):
+    names = [name for name in parts.modules if name and inside]
+    with hooked(parts.modules, {name: hook(name) for name in names}), preserve_model_state(model, parts):
         torch.manual_seed(seed)
         model.train(model.training and not evaluate)
         output = first_tensor(model(*arguments[0], **arguments[1]))
@@ -127,9 +143,9 @@ def trace(model: nn.Module, parts: ModelParts, arguments: Any, *, evaluate: bool
 
 
 @contextmanager
-def hooked(hooks: Mapping[str, Callable[..., Any]], parts: ModelParts) -> Iterator[None]:
+def hooked(modules: Mapping[str, nn.Module], hooks: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Run forward hooks of modules inside, by their names."""
-    handles = [parts.modules[name].register_forward_hook(hook) for name, hook in hooks.items()]
+    handles = [modules[name].register_forward_hook(hook) for name, hook in hooks.items()]
     try:
         yield
     finally:
@@ -146,7 +162,7 @@ def first_difference(one: Trace, other: Trace, *, standardized: bool = True) -> 
 
     def differ(a: list[Tensor], b: list[Tensor]) -> bool:
         """Whether the second sample differs."""
-        return any(bool((x - y)[1].abs().max() > SAME * x[1].abs().max()) for x, y in zip(a, b, strict=False))
+        return _differ([x[1] for x in a], [y[1] for y in b])
 
     def counts(before: list[Tensor], after: list[Tensor]) -> bool:
         return standardized or not _is_standardized(before, after)
@@ -164,6 +180,11 @@ def first_difference(one: Trace, other: Trace, *, standardized: bool = True) -> 
     return "the output"
 
 
+def _differ(a: list[Tensor], b: list[Tensor]) -> bool:
+    """Whether two lists of tensors differ by more than rounding."""
+    return any(bool((x - y).abs().max() > SAME * x.abs().max()) for x, y in zip(a, b, strict=False))
+
+
 def _is_standardized(before: list[Tensor], after: list[Tensor]) -> bool:
     """Whether each number of all samples was shifted and scaled alike, as by a batch norm; a mere shift is none."""
     if not before or not after or before[0].shape != after[0].shape:
@@ -175,44 +196,25 @@ def _is_standardized(before: list[Tensor], after: list[Tensor]) -> bool:
     return bool(alike & ~shifted)
 
 
-class _Dropouts(TorchFunctionMode):
-    """Collects the modules whose code drops values in evaluation mode."""
+class _Dropouts(Observer):
+    """Collects the modules whose code drops values in evaluation mode; their names need `following`."""
 
     FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.modules = modules
-        self.running: list[str] = []
         self.found: list[str] = []
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        handles = []
-        for name, module in self.modules.items():
-            handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: self.running.append(name)))
-            handles.append(module.register_forward_hook(lambda _m, _a, _out: self._leave()))
-        try:
-            with self:
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _leave(self) -> None:
-        self.running.pop()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in self.FUNCTIONS:
-            given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+    def on_function(self, call: FunctionCall) -> Any:
+        """Look at the probability of a dropout, and whether it is on."""
+        if call.name in self.FUNCTIONS:
+            given = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
             active = given.get("training", True) and given.get("p", 0.5) > 0
         else:
-            active = name == "scaled_dot_product_attention" and kwargs.get("dropout_p", 0.0) > 0
-        if active and self.running:
-            self.found.append(self.running[-1] or "the model")
-        return func(*args, **kwargs)
+            active = call.name == "scaled_dot_product_attention" and call.kwargs.get("dropout_p", 0.0) > 0
+        if active:
+            self.found.append(self.home or "the model")
+        return call.run()
 
 
 def _next_element(main: Tensor, targets: Any) -> str:
@@ -230,28 +232,31 @@ MOSTLY = 0.9  # of the targets that are the next elements of the input; padding 
 
 
 def check_causality(
-    model: nn.Module, parts: ModelParts, inputs: Any, main: Tensor, shifted: str
+    model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, shifted: str
 ) -> Iterator[FailedCheck]:
     """Compare two passes that differ in the second half of the sequence: the first half must not change.
 
     If the targets equal the input, a model whose first half does not change reads what it has to predict.
     """
     half = main.shape[1] // 2
-    first = tree_map(lambda t: _rows(t, len(main), (0, 1)), call_arguments(inputs))
+    first = tree_map(lambda t: _rows(t, len(main), (0, 1)), arguments)
     changed = main[:2].detach().clone()
     changed[:, half:] = main[:2].flip(1)[:, : main.shape[1] - half].roll(1, 0)
     second = tree_map(lambda t: changed if isinstance(t, Tensor) and t.shape == changed.shape else t, first)
-    one, other = (trace(model, parts, arguments, evaluate=True) for arguments in (first, second))
+
+    def traces(*, inside: bool) -> list[Trace]:
+        return [trace(model, parts, arguments, evaluate=True, inside=inside) for arguments in (first, second)]
 
     def leaks(a: list[Tensor], b: list[Tensor]) -> bool:
-        pairs = [(x[:, :half], y[:, :half]) for x, y in zip(a, b, strict=False) if x.shape[1] == main.shape[1]]
-        return any(bool((x - y).abs().max() > SAME * x.abs().max()) for x, y in pairs)
+        firsts = ([t[:, :half] for t in tensors if t.shape[1] == main.shape[1]] for tensors in (a, b))
+        return _differ(*firsts)
 
-    if one[-1].returned[0].shape[1] != main.shape[1]:
+    (one,), (other,) = traces(inside=False)
+    if one.returned[0].shape[1] != main.shape[1]:
         return
-    seen = leaks(one[-1].returned, other[-1].returned)
+    seen = leaks(one.returned, other.returned)
     if seen and shifted == "next":
-        calls = zip(one, other, strict=False)
+        calls = zip(*traces(inside=True), strict=False)
         place = next(a.name for a, b in calls if leaks(a.returned, b.returned) and not leaks(a.read, b.read))
         yield FailedCheck("later positions seen", place or "the output")
     elif not seen and shifted == "same":
@@ -265,7 +270,7 @@ MOST_MODULES = 4  # that are checked
 
 
 def check_derivatives(
-    model: nn.Module, parts: ModelParts, inputs: Any, main: Tensor, targets: Any, loss: Any
+    model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, targets: Any, loss: Any
 ) -> Iterator[FailedCheck]:
     """Compare the derivatives that the user wrote with central differences, at the modules that call them.
 
@@ -282,9 +287,9 @@ def check_derivatives(
 
         return look
 
-    few = tree_map(lambda t: _rows(t, len(main), range(min(len(main), 8))), call_arguments(inputs))
+    few = tree_map(lambda t: _rows(t, len(main), range(min(len(main), 8))), arguments)
     with (
-        hooked({name: hook(name) for name in parts.modules}, parts),
+        hooked(parts.modules, {name: hook(name) for name in parts.modules}),
         preserve_model_state(model, parts),
         torch.enable_grad(),
     ):
@@ -297,7 +302,7 @@ def check_derivatives(
         if wrong and not reverses:
             yield FailedCheck("wrong derivative", name or "the model", value=ratio)
         elif wrong and loss is not None:
-            for before in _ascending(model, parts, call_arguments(inputs), lambda out: loss(out, targets)):
+            for before in _ascending(model, parts, arguments, lambda out: loss(out, targets)):
                 yield FailedCheck("gradient reversed", name or "the model", before, ratio)
                 return
 

@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.diagnostics.signals import LayerSignal, ModuleFact, Spot
-from normfree.nn.model_state import ModelParts, is_sharded, whole
+from normfree.nn.model_state import ModelParts
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
+from normfree.nn.sharding import is_sharded, whole
 from normfree.plan import Branch, Layer, ResidualPlan
-from normfree.report.tables import Column, Table
-from normfree.report.terminal import compact
+from normfree.report.tables import Column, Table, compact
 
 BYTES_AT_ONCE = 2**28  # of gradients that are reduced together; a reduction costs about 0.3 ms on a GPU
 COMPARED = 8  # numbers of a filter that are compared first: filters that differ in these are not equal
@@ -33,13 +34,13 @@ class LayerWeights:
         outputs: For each parameter that is a whole weight, the dimension of its outputs.
     """
 
-    def __init__(self, parts: ModelParts, plan: ResidualPlan) -> None:
+    def __init__(self, parts: ModelParts, layers: Iterable[Layer]) -> None:
         self.parts = parts
         self.frozen = {name for name, p in parts.parameters.items() if not p.requires_grad}
         self.names: dict[str, list[str]] = {}
         self.outputs: dict[str, int] = {}
         first_names = {id(p): name for name, p in parts.parameters.items()}
-        for layer in plan.layers():
+        for layer in layers:
             name = layer.name if layer.parameter == "weight" else layer.path
             if name in self.names:
                 continue
@@ -112,9 +113,13 @@ class LayerWeights:
         found = [whole(b.detach()) for b in biases if b is not None]
         return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
 
-    def facts(self) -> dict[str, Any]:
-        """The facts of a `Signal` that need no pass: sizes of weights, gates, dropouts, and the modules."""
+    def facts(self, gradients: Mapping[str, float]) -> dict[str, Any]:
+        """The facts of a `Signal` about parameters and modules; `gradients` are the norms of parameters' gradients."""
+        moving = {name for name, norm in gradients.items() if norm > 0}
+        learning = (name for name in self.parts.parameters if name not in self.frozen)
         return {
+            "frozen_in_use": bool(moving) and moving <= self.frozen,
+            "idle": tuple(dict.fromkeys(name.rpartition(".")[0] for name in learning)),
             "scales": self.scales(),
             "biases": self.biases(),
             "gates": gates(self.parts),
@@ -137,6 +142,20 @@ class LayerWeights:
         norms_ = {f"{n}.weight" for n, m in self.parts.modules.items() if isinstance(m, NORM_TYPES)}
         return tuple(replace(s, function="norm") if s.place in norms_ else s for s in _sizes("scale", vectors))
 
+    def idle_modules(self, learning: set[str], classes: int) -> list[str]:
+        """The outermost modules with weights that could learn, none of which has a part in the loss or an output.
+
+        Args:
+            learning: The names of the parameters that the loss, or an output, depends on.
+            classes: The number of outputs. A module with as many is another head, and does not count.
+        """
+        parts = self.parts
+        used = {prefix for name in learning for prefix in _above(name)}
+        filled = {prefix for name, p in parts.parameters.items() if p.requires_grad for prefix in _above(name)}
+        idle = [name for name in parts.modules if name in filled - used and name.rpartition(".")[0] in used]
+        patterns = {name_pattern(name) for name in used}
+        return [name for name in idle if name_pattern(name) in patterns or not _is_head(name, parts, classes)]
+
     def _equal_filters(self, name: str, starts: np.ndarray) -> float:
         """The fraction of filters that equal another one; filters of zeros do not count."""
         if not _equal_rows(starts):
@@ -148,10 +167,29 @@ class LayerWeights:
         return _equal_rows(weight.to("cpu", torch.float64).numpy())
 
 
+def _is_head(name: str, parts: ModelParts, classes: int) -> bool:
+    """Whether a module may be another head of the model: it ends in as many units as the output, or is one layer.
+
+    A layer of as many inputs as outputs is none.
+    """
+    weights = [p for n, p in parts.parameters.items() if f"{n}.".startswith(f"{name}.") and p.dim() > 1]
+    if not weights:
+        return False
+    layer = "." not in name and "weight" in parts.modules[name]._parameters
+    return (layer and weights[0].shape[0] != weights[0].shape[1]) or weights[-1].shape[0] == classes
+
+
+def _above(name: str) -> list[str]:
+    """The names of the modules around a parameter, and '' for the model."""
+    pieces = name.split(".")[:-1]
+    return [".".join(pieces[:i]) for i in range(len(pieces) + 1)]
+
+
 def _equal_rows(rows: np.ndarray) -> float:
     """The fraction of rows, other than rows of zeros, that another row equals."""
     some = np.ascontiguousarray(rows[rows.any(1)])
-    if not len(some):
+    firsts = np.sort(some[:, 0])
+    if not (firsts[1:] == firsts[:-1]).any():  # much faster than a comparison of whole rows
         return 0.0
     _, counts = np.unique(some.view([("", some.dtype)] * some.shape[1]), return_counts=True)
     return float(counts[counts > 1].sum() / len(rows))
@@ -300,10 +338,11 @@ def shared_and_frozen(parts: ModelParts) -> tuple[ModuleFact, ...]:
     first: dict[int, str] = {}
     found: list[ModuleFact] = []
     for name, module in parts.modules[""].named_modules(remove_duplicate=False):
-        weights = list(module.parameters())
         earlier = first.setdefault(id(module), name)
-        apart = earlier != name and not any(name.startswith(f"{f.name}.") for f in found)
-        if apart and weights and not any(p.requires_grad for p in weights):
+        if earlier == name or any(name.startswith(f"{f.name}.") for f in found):
+            continue
+        weights = list(module.parameters())
+        if weights and not any(p.requires_grad for p in weights):
             found.append(ModuleFact(name, type(module).__name__, "shared", module.training, earlier))
     return tuple(found)
 

@@ -10,7 +10,7 @@ from typing import Any
 from normfree.diagnostics.findings import Finding, SignalStatus, finding
 from normfree.diagnostics.growth import LARGE, LAYER_GAIN, NOTICEABLE
 from normfree.diagnostics.signals import Gain, InputFacts, Signal
-from normfree.report.terminal import compact
+from normfree.report.tables import compact
 
 INPUT_OFFSET = 5.0  # mean over standard deviation; images in [0, 1] have 0.4 to 2.5
 # Root mean squares. Normalized images have 1, images in [0, 1] 0.3 to 0.7.

@@ -84,12 +84,12 @@ def unusual_activation(signal: Signal) -> Iterator[Finding]:
 EQUAL_SHARE = 0.5  # of the filters of a layer that equal another one
 
 
-def faulty_weights(signal: Signal) -> Iterator[Finding]:
+def faulty_weights(signal: Signal, zero_layer: str) -> Iterator[Finding]:
     """Normalizers of one value, layers of zeros outside of branches, frozen layers and equal filters."""
     for name in signal.graph.single_norms[:1]:
         yield finding("normalizer of one value", name)
-    if name := zero_layer(signal):
-        yield finding("zero weights", name)
+    if zero_layer:
+        yield finding("zero weights", zero_layer)
     if names := _frozen_among_others(signal):
         yield finding("frozen weights", names[0], names=names, verb="require" if len(names) > 1 else "requires")
     last = {layer.name for layer in signal.plan.classifier}
@@ -119,9 +119,13 @@ def _frozen_among_others(signal: Signal) -> list[str]:
     return found
 
 
-def zero_layer(signal: Signal) -> str:
-    """The first layer outside of branches, but for the classifier, whose weights are zero and stay so; '' if none."""
-    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} - zero_starts(signal)
+def find_zero_layer(signal: Signal, starts: set[str]) -> str:
+    """The first layer outside of branches, but for the classifier, whose weights are zero and stay so; '' if none.
+
+    Args:
+        starts: The layers of `zero_starts`.
+    """
+    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} - starts
     return next((layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.name in outside), "")
 
 

@@ -43,6 +43,17 @@ class MonitorRecord:
             found |= {f"signal/{name}_per_block": direction.factor, f"signal/{name}_in_all": direction.total}
         return found
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the measurement as plain data, as in the lines of a monitor's file."""
+        return {
+            "step": self.step,
+            "loss": self.loss,
+            "status": self.verdict.status,
+            "sentence": self.verdict.sentence,
+            "forward": self.forward,
+            "backward": self.backward,
+        }
+
 
 @dataclass
 class Monitor:
@@ -175,13 +186,5 @@ class Monitor:
             add_scalar(name, number, record.step)
 
     def _append(self, record: MonitorRecord) -> None:
-        line = {
-            "step": record.step,
-            "loss": record.loss,
-            "status": record.verdict.status,
-            "sentence": record.verdict.sentence,
-            "forward": record.forward,
-            "backward": record.backward,
-        }
         with Path(self.path or "").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(to_json_values(line), allow_nan=False) + "\n")
+            file.write(json.dumps(to_json_values(record.to_json()), allow_nan=False) + "\n")

@@ -20,7 +20,7 @@ from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.findings import Finding, SignalStatus, finding
 from normfree.diagnostics.growth import NOTICEABLE, DepthPoint, bounded_exp
 from normfree.diagnostics.signals import Signal, SumSignal
-from normfree.report.terminal import compact, shorten_names
+from normfree.report.tables import compact, shorten_names
 
 # Single blocks. At initialization, no network of this library whose signal is preserved, or grows as with batch norm,
 # has an outlier by these limits. Inside stages no block differs by six spreads and a factor of 1.35 in both directions;

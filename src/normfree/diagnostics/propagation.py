@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.diagnostics.autograd_graph import graph_facts, overwritten_place
+from normfree.diagnostics.autograd_graph import GraphReader, overwritten_place
 from normfree.diagnostics.blocks import find_missing_sums
-from normfree.diagnostics.extra_passes import with_origin
+from normfree.diagnostics.extra_passes import OpenQuestions, with_origin
 from normfree.diagnostics.input_output import (
+    IgnoredInput,
     WatchedInput,
     broadcasts,
     check_loss,
@@ -42,17 +43,10 @@ from normfree.diagnostics.signals import SURE, FailedCheck, OutputFacts, Signal
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
-from normfree.nn.model_state import (
-    ModelParts,
-    call_arguments,
-    is_sharded,
-    parts_of,
-    preserve_model_state,
-    reshard_,
-    whole,
-)
+from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, reshard_
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
+from normfree.nn.sharding import is_sharded, whole
 from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
 Loss = Callable[[Any, Any], Tensor]
@@ -98,6 +92,24 @@ def propagate(
         ValueError: if the model has no layers to measure, is on the meta device or returns no tensor, if the plan
             belongs to another model, or if the batch is too small for a variance or has the wrong type.
     """
+    try:
+        return _measure(model, inputs, targets, plan, loss, generator)
+    except RuntimeError as error:  # a model may ask for the gradient of its input, but only if that has none yet
+        if "requires_grad flags of leaf" not in str(error):
+            raise
+        return _measure(model, inputs, targets, plan, loss, generator, watch=False)
+
+
+def _measure(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any,
+    plan: ResidualPlan | None,
+    loss: Loss | None,
+    generator: torch.Generator | None,
+    watch: bool = True,
+) -> Signal:
+    """Measure the signal; `watch` says whether to look for parts of the input that the model ignores."""
     reshard_(model.modules())
     parts = parts_of(model)
     args, kwargs = tree_map(_copy_input, call_arguments(inputs))
@@ -106,9 +118,10 @@ def propagate(
         raise ValueError(f"expected a batch of at least one sample, got one of shape {shapes[0]}; pass more")
     with clear_type_errors(parts, (args, kwargs)):
         plan = plan_of(model, args or kwargs, plan, parts)
-    given = input_facts((args, kwargs))  # before the model can write into them
-    weights = LayerWeights(parts, plan)
+    weights = LayerWeights(parts, tuple(plan.layers()))
     observer = SumObserver(parts.modules, plan)
+    reader = GraphReader(parts)
+    given = input_facts((args, kwargs))  # before the model can write into them
     features: list[Tensor] = []
     read: defaultdict[str, list[Tensor]] = defaultdict(list)
     readers = _memory_readers(plan)
@@ -127,7 +140,7 @@ def propagate(
             stack.callback(handle.remove)
         missing = stack.enter_context(find_missing_sums(parts.modules, plan))
         gradients = stack.enter_context(weights.gradient_norms())
-        (args, kwargs), watched = watch_inputs((args, kwargs))
+        (args, kwargs), watched = watch_inputs((args, kwargs)) if watch else ((args, kwargs), [])
         with clear_type_errors(parts, (args, kwargs)):
             output = model(*args, **kwargs)
         observer.leave_out_head(_tensor_or_none(output))
@@ -142,7 +155,7 @@ def propagate(
         size = _tensor_or_none(output)
         result = None if value is None else next(iter(starts))
         outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
-        graph = graph_facts(parts, size, result, outputs, [w.leaf for w in watched])
+        graph = reader.read(size, result, outputs, [w.leaf for w in watched])
         by_sample = _gradients_by_sample(size if result is not None else None)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
@@ -152,7 +165,6 @@ def propagate(
         ignored = list(ignored_inputs(watched))
     observer.finish()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
-    moving = {name for name, size in gradient_sizes.items() if size > 0}
     sums = observer.result(learning_branches(parts, plan, gradient_sizes))
     head = OutputFacts() if size is None else output_facts(size, targets)
     signal = Signal(
@@ -173,17 +185,16 @@ def propagate(
         unreachable=unreachable_targets(graph.output, size, targets),
         broadcast=broadcasts(size, targets, graph.loss),
         targets=target_facts(targets),
-        **weights.facts(),
+        **weights.facts(gradient_sizes),
         checks=checks,
         zero_loss=zero_loss,
         loss_cut=result is not None and (not result.requires_grad or _is_flat(by_sample, head)),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
-        frozen_in_use=bool(moving) and moving <= weights.frozen,
-        idle=tuple(dict.fromkeys(n.rpartition(".")[0] for n in parts.parameters if n not in weights.frozen)),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
-    learning = set(gradients) | (graph.reached if value is None else set())
-    return with_origin(signal, model, parts, inputs, learning, ignored, silent=zero is None)
+    idle = weights.idle_modules(set(gradients) | (graph.reached if value is None else set()), head.classes)
+    asked = _open_questions(signal, parts, idle, ignored, silent=zero is None)
+    return with_origin(signal, model, parts, inputs, asked) if asked is not None else signal
 
 
 def plan_of(
@@ -235,6 +246,24 @@ def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
     if not output_is_finite:
         layers = tuple(replace(layer, gradient_norm=math.nan) for layer in layers)
     return replace(signal, sums=sums, layers=layers, unmeasured=lost[0] if lost else "the output")
+
+
+CONSTANT = 1e-12  # variation over samples: no more than rounding
+
+
+def _open_questions(
+    signal: Signal, parts: ModelParts, idle: list[str], ignored: list[IgnoredInput], *, silent: bool
+) -> OpenQuestions | None:
+    """What further passes have to find out; None for a sound signal. `silent`: whether a signal of zeros is a fault."""
+    ended = next((s.name for s in signal.sums if s.level == 0 or (s.layer and s.variation < CONSTANT)), "")
+    if signal.unmeasured:
+        return OpenQuestions(ended, False, [], [], [])
+    if silent and (signal.head.mean_square == 0 or ended):
+        return OpenQuestions(ended, True, [], idle, [])
+    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
+    still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
+    still = [name for name in still if name in outside][-3:]
+    return OpenQuestions(ended, False, still, idle, ignored) if still or idle or ignored else None
 
 
 def _checks(watched: list[WatchedInput], output: Any, targets: Any, loss: Loss | None) -> tuple[FailedCheck, ...]:

@@ -18,9 +18,9 @@ from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.findings import FINDINGS, Finding, finding
 from normfree.diagnostics.growth import LARGE, NOTICEABLE, Direction
 from normfree.diagnostics.loss_rules import CONSTANT_OUTPUT, IN_PLACE
-from normfree.diagnostics.module_rules import SIMILAR, zero_layer, zero_starts
+from normfree.diagnostics.module_rules import SIMILAR
 from normfree.diagnostics.signals import SURE, Signal, Spot, Stats, SumSignal
-from normfree.report.terminal import shorten_names
+from normfree.report.tables import shorten_names
 
 
 def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
@@ -245,9 +245,7 @@ def small_branches(signal: Signal) -> Iterator[Finding]:
 def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
     """A place from which on the signal is exactly zero."""
     broken = forward.broken_at if forward.sudden and forward.status == "vanishing" else ""
-    if signal.origin in zero_starts(signal):
-        return
-    if zero_layer(signal) or signal.unmeasured or not (broken or (signal.origin and not forward.broken_at)):
+    if signal.unmeasured or not (broken or (signal.origin and not forward.broken_at)):
         return
     names = [s.name for s in signal.sums]
     behind = broken or "the output"

@@ -15,16 +15,15 @@ from normfree.plan import ResidualPlan
 
 @dataclass(frozen=True)
 class Stats:
-    """Squared mean, variance and norm of one tensor."""
+    """Squared mean, variance and norm of one tensor; `power` is the second moment."""
 
     mean_square: float
     variance: float
     norm: float
+    power: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def power(self) -> float:
-        """The second moment."""
-        return self.mean_square + self.variance
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "power", self.mean_square + self.variance)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from normfree.diagnostics.moments import (
 )
 from normfree.diagnostics.signals import Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
-from normfree.nn.model_state import whole
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
+from normfree.nn.sharding import whole
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 
@@ -82,7 +82,7 @@ class SumObserver(Observer):
         self._points = list(plan.branches)
         self._labels = place_names(plan)
         self._channels = {b.name: _channels(b, modules) for b in plan.branches}
-        self._foreign_homes = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
+        self.homes = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
         self._moments: dict[SumPart, ChannelMoments] = {}
         self._waiting_bytes = 0
         self._awaited: set[SumPart] = set()
@@ -90,7 +90,7 @@ class SumObserver(Observer):
         self._variations: dict[str, Tensor] = {}
         self._normalized: set[str] = set()
         self._without_gradient: list[Branch] = []
-        self._trained = {n for n, m in modules.items() if any(p.requires_grad for p in m.parameters())}
+        self._trained = _trained_modules(modules)
         self._latest_layer: list[tuple[Branch, Tensor]] = []
         self._hooked_parts: dict[SumPart, list[SumPart]] = {}
         self._recent: deque[_MeasuredTensor] = deque(maxlen=3)
@@ -188,15 +188,11 @@ class SumObserver(Observer):
 
     def _followed(self) -> dict[str, nn.Module]:
         """The modules to track: homes of sums that are not ours, and everything inside them."""
-        if not self._foreign_homes:
+        if not self.homes:
             return {}
         names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
-        inside = (m for home in self._foreign_homes for m in self.modules[home].modules())
+        inside = (m for home in self.homes for m in self.modules[home].modules())
         return {names[id(m)]: m for m in inside}
-
-    def listens(self) -> bool:
-        """Whether the module that is running adds a branch to its shortcut in its own code."""
-        return bool(self.running) and self.running[-1] in self._foreign_homes
 
     def on_function(self, call: FunctionCall) -> Any:
         """Measure an addition of the plan."""
@@ -343,9 +339,20 @@ class SumObserver(Observer):
         )
 
 
+def _trained_modules(modules: Mapping[str, nn.Module]) -> set[str]:
+    """The names of the modules that hold a parameter with a gradient, or a module with one."""
+    found: set[str] = set()
+    for name, module in modules.items():
+        if any(p is not None and p.requires_grad for p in module._parameters.values()):
+            while name and name not in found:
+                found.add(name)
+                name = name.rpartition(".")[0]
+    return found
+
+
 def _channels(branch: Branch, modules: Mapping[str, nn.Module]) -> _Channels:
     """The channels of a branch's output: dimension 1 after a convolution, the last after a linear layer."""
-    module = modules.get(branch.last.name) if branch.layers else None
+    module = modules.get(branch.ends[-1].name) if branch.layers else None
     if isinstance(module, nn.modules.conv._ConvNd):
         return _Channels(1, module.out_channels)
     return _Channels(-1, module.out_features if isinstance(module, nn.Linear) else 0)

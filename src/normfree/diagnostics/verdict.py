@@ -37,7 +37,7 @@ from normfree.diagnostics.outliers import (
     without_outliers,
 )
 from normfree.diagnostics.signals import Signal, SumSignal
-from normfree.report.terminal import compact, shorten_names
+from normfree.report.tables import compact, shorten_names
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     forward = judge_direction([p for p in points if p.name != first], **kind)
     backward = judge_direction(back_points, backward=True, **kind)
     dead = tuple(s for s in reached if s.sum_gradient.norm > 0 and not s.learns)
-    local = _local_faults(signal, forward, backward, dead)
+    local = _local_faults(signal, forward, backward, dead, late)
     outliers = () if dead or forward.broken_at or backward.broken_at or signal.unmeasured else find_outliers(signal)
     if outliers and not {forward.status, backward.status} <= {"preserved", "growing", "not measured"}:
         corrected = (
@@ -183,9 +183,10 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
 
 
 def _local_faults(
-    signal: Signal, forward: Direction, backward: Direction, dead: Sequence[SumSignal]
+    signal: Signal, forward: Direction, backward: Direction, dead: Sequence[SumSignal], late: set[str]
 ) -> tuple[Finding, ...]:
-    """The faults at single places, causes before their consequences."""
+    """The faults at single places, causes before their consequences; `late` are the layers that start at zero."""
+    zero_layer = module_rules.find_zero_layer(signal, late)
     found = [
         *loss_rules.faults_of_the_input(signal),
         *rules.non_finite(signal, forward),
@@ -197,14 +198,14 @@ def _local_faults(
         *module_rules.unlike_modules(signal),
         *rules.forgotten_skips(signal),
         *module_rules.unused_modules(signal),
-        *module_rules.faulty_weights(signal),
+        *module_rules.faulty_weights(signal, zero_layer),
         *module_rules.missing_activations(signal),
         *rules.faulty_functions(signal),
         *rules.recurrences(signal),
         *rules.broken_invariants(signal),
         *rules.faulty_branches(signal, dead),
         *rules.small_branches(signal),
-        *rules.silent(signal, forward),
+        *(() if zero_layer or signal.origin in late else rules.silent(signal, forward)),
         *rules.gradient_cut(signal, forward, backward),
     ]
     if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
