@@ -84,3 +84,14 @@ def test_verb_is_imported_without_torch() -> None:
     code = "import sys, normfree.cli.data; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_get_refuses_a_file_in_place_of_the_folder_before_it_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("normfree.data.get", lambda *_, **__: pytest.fail("it fetched"))
+    result = run("get", "cifar10", "--dir", str(tmp_path / place))
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception).startswith("expected --data-dir to be a folder, but ")

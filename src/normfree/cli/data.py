@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.options import DEVICE, Plugins, load_plugins
+from normfree.cli.completion import complete_data
+from normfree.cli.options import DEVICE, Plugins, load_plugins, require_folder
 
 if TYPE_CHECKING:
     from normfree.data.text.vocabulary import Vocabulary
@@ -36,7 +37,10 @@ _Folder = Annotated[Path, typer.Option("--data-dir", "--dir", metavar="DIR", hel
 
 
 def get_data(
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Data sets such as cifar10 or mnist.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME…", help="Data sets such as cifar10 or mnist.", autocompletion=complete_data),
+    ],
     folder: _Folder = Path(".data"),
     tarball: Annotated[
         Path | None, typer.Option("--tarball", metavar="FILE", help="An archive of the data set that you have already.")
@@ -58,6 +62,8 @@ def get_data(
         raise ValueError(f"expected one data set with --tarball, got {', '.join(names)}; get them one by one")
     if unknown := [name for name in names if name not in known()]:  # before anything is fetched
         get(unknown[0], folder)
+    if set(names) - set(EMBEDDED):
+        require_folder(folder, "--data-dir")
     for name in dict.fromkeys(names):
         with progress(f"{name}, MB") as update:
             place = get(name, folder, tarball=tarball, progress=partial(_show, update))

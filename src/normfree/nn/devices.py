@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+
+from normfree.nn.model_state import preserve_model_state
 
 _MEMORY = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")  # the limits of a container
+LARGE = 512  # samples of a batch from which on its activations are counted
 
 
 def device_of(name: str) -> torch.device:
@@ -53,6 +58,42 @@ def require_memory(what: str, needed: int, remedy: str, device: torch.device | N
             f"expected {what} to fit into the memory, got {needed / 2**30:,.1f} GiB or more, where "
             f"{free / 2**30:,.1f} GiB are free; {remedy}"
         )
+
+
+def require_room_for_activations(
+    model: nn.Module, few: Sequence[Tensor], count: int, remedy: str, device: torch.device, share: float = 1.0
+) -> None:
+    """Raise `ValueError` if a forward and backward pass of a large batch does not fit into the memory of a device.
+
+    A forward pass of a few samples shows what is kept for the backward pass. The model stays as it was.
+
+    Args:
+        model: The model, on any device.
+        few: Its arguments for a few samples.
+        count: The samples of the batch. Below `LARGE`, nothing is measured.
+        remedy: What to do about it.
+        device: The device of the batch.
+        share: The share of these activations that is kept.
+    """
+    if count < LARGE:
+        return
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    place = next((parameter.device for parameter in model.parameters()), device)
+    with (
+        preserve_model_state(model, attributes=True),
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
+        outputs = model(*(x.clone().to(place) for x in few))  # copies: a slice would count as its whole batch
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    each = sum(size for data, size in kept.items() if data not in weights) / len(few[0])
+    del outputs  # which held the activations until here
+    require_memory(f"the activations of {count:,} samples", int(share * count * each), remedy, device)
 
 
 def free_memory(device: torch.device | None = None) -> int | None:
