@@ -92,7 +92,8 @@ def test_render_page_embeds_the_data_exactly() -> None:
     assert data == json.loads(json.dumps(page_data(PAGE), allow_nan=False))
     curve, other = data["panels"][0]["curves"]
     values = [1.0, "Infinity", "-Infinity", "NaN", 0.1 + 0.2]
-    assert curve == {"name": EVIL, "values": values, "x": [], "spread": [], "crossed": [], "singles": []}
+    rest = {"x": [], "spread": [], "crossed": [], "singles": [], "joined": True}
+    assert curve == {"name": EVIL, "values": values, **rest}
     assert tuple(other["values"]) == PAGE.panels[0].curves[1].values
     assert data["panels"][0]["point_names"][4] == f"layer4 {EVIL}"
     assert data["tables"][0]["rows"] == [[EVIL, "1"]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,15 +24,6 @@ pytestmark = pytest.mark.browser
 EVIL = "<script>alert(1)</script>"
 NAMES = ("he_in", "fixup", EVIL, "a_rather_long_name_of_a_method:with=options,and=more_of_them")
 BLOCKS = 54
-FLAGS = [  # Chromium as root, and without its own traffic
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 def panel(title: str, rates: tuple[float, ...], log_y: bool = True) -> Panel:
@@ -61,21 +51,6 @@ REPORT = Page(
     ),
     notes=("A note with a long word: " + "x" * 200,),
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        pytest.fail("expected playwright, found none; run make setup, or: pip install playwright")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -361,3 +336,28 @@ def test_page_without_a_script_shows_tables(open_tab: Open) -> None:
     assert tab.locator(".panel table").count() == len(REPORT.panels)
     assert tab.locator(".panel table").first.is_visible()
     assert tab.locator("#legend").is_hidden()
+
+
+def test_printed_page_keeps_marks_and_draws_charts_for_the_width_of_paper(open_tab: Open) -> None:
+    tab = open_tab(width=1600)
+    wide = "svg => Number(svg.getAttribute('viewBox').split(' ')[2])"
+    chart = tab.locator(".chart svg").first
+    on_screen = chart.evaluate(wide)
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tab.emulate_media(media="print")
+    tab.wait_for_timeout(100)  # an observer of the width would draw now
+    assert chart.evaluate(wide) == 660
+    exact = "node => getComputedStyle(node).printColorAdjust"
+    assert tab.locator(".mark").first.evaluate(exact) == "exact"
+    assert not tab.locator("#theme").is_visible()
+    tab.emulate_media(media="screen")
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert chart.evaluate(wide) == on_screen
+
+
+def test_curves_and_their_entries_differ_by_the_shape_of_their_points(open_tab: Open) -> None:
+    tab = open_tab()
+    shapes = tab.locator("#legend .entry .dots").evaluate_all("all => all.map(dots => dots.getAttribute('d'))")
+    assert len(shapes) == len(set(shapes)) == len(NAMES)
+    drawn = tab.locator(".chart svg").first.locator(".dots").evaluate_all("all => all.map(d => d.getAttribute('d'))")
+    assert len({path.split("m", 1)[1].split("M")[0] for path in drawn}) == len(NAMES)

@@ -233,6 +233,37 @@ def test_linear_axis_begins_at_zero_where_heights_compare(values: tuple[float, .
     assert axes.get_ylim()[0] == pytest.approx(bottom)
 
 
+@pytest.mark.parametrize(("spread", "bottom"), [((), 0.0), ((0.3, 0.3), 29.2)])
+def test_single_values_at_names_begin_at_zero_unless_they_have_error_bars(
+    spread: tuple[float, ...], bottom: float
+) -> None:
+    panel = Panel("BLEU", (Curve("here", (29.6, 30.2), spread=spread),), log_y=False, names=("layer norm", "Fixup"))
+    (axes,) = _figure((panel,), "", 1).axes
+    assert axes.get_ylim()[0] == pytest.approx(bottom, abs=0.15)
+
+
+def test_curves_differ_by_the_shape_of_their_points_in_the_panel_and_in_the_legend() -> None:
+    curves = tuple(Curve(f"c{i}", tuple(float(i + k) for k in range(1, n + 1))) for i, n in enumerate((5, 5, 200, 200)))
+    figure = _figure((Panel("p", curves, log_y=False),), "", 1)
+    (axes,) = figure.axes
+    shapes = [line.get_marker() for line in axes.lines if line.get_linestyle() == "None" and len(line.get_xdata())]
+    assert len(set(shapes)) == 4
+    assert [handle.get_marker() for handle in figure.legends[0].legend_handles] == shapes  # type: ignore[union-attr]
+    long = [line for line in axes.lines if line.get_marker() == shapes[3]]
+    assert 6 <= len(long[0].get_xdata()) <= 10  # some points of a long curve
+
+
+def test_names_stand_at_the_ends_of_many_curves_within_the_panel_and_apart() -> None:
+    few = tuple(Curve(f"c{i}", (1.0, 2.0 + i / 100)) for i in range(6))
+    (axes,) = _figure((Panel("p", few, log_y=False),), "", 1).axes
+    assert not axes.texts
+    (axes,) = _figure((Panel("p", (*few, Curve("gone", (1.0, NAN))), log_y=False),), "", 1).axes
+    assert sorted(text.get_text() for text in axes.texts) == [*(f"c{i}" for i in range(6)), "gone"]
+    heights = sorted(text.get_position()[1] for text in axes.texts)
+    assert 0 <= heights[0] < heights[-1] <= 1
+    assert all(b - a > 0.05 for a, b in pairwise(heights))
+
+
 def test_names_of_levels_stand_beside_the_panel_and_apart() -> None:
     levels = (
         ReferenceLine("linear classifier, 83.5 %", 83.5),
@@ -401,3 +432,26 @@ def test_band_of_a_dashed_curve_has_dashes_as_long_as_its_line(tmp_path: Path) -
     dashes = re.findall(r"stroke-dasharray: ([\d.]+),([\d.]+)[^\"]*\"", (tmp_path / "plot.svg").read_text())
     assert len(set(dashes)) == 1
     assert len(dashes) == 5  # two lines, a band and two entries of the legend
+
+
+def test_curve_that_is_not_joined_is_dots() -> None:
+    def lines(joined: bool) -> int:
+        curve = Curve("scores", tuple(float(i % 7 + 1) for i in range(300)), joined=joined)
+        (axes,) = _figure([Panel("p", (curve,), log_y=False)], "", 1).axes
+        return sum(line.get_linestyle() != "None" for line in axes.lines)
+
+    def dots(joined: bool) -> int:
+        curve = Curve("scores", tuple(float(i % 7 + 1) for i in range(300)), joined=joined)
+        (axes,) = _figure([Panel("p", (curve,), log_y=False)], "", 1).axes
+        return sum(len(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "None")
+
+    assert (lines(joined=True), lines(joined=False)) == (1, 0)
+    assert dots(joined=True) < dots(joined=False) == 300
+
+
+def test_dots_have_round_ticks_on_a_logarithmic_axis() -> None:
+    x = (0.0123, 0.0456, 0.0789)
+    curve = Curve("scores", (1.0, 2.0, 3.0), x=x, joined=False)
+    panel = Panel("p", (curve,), log_y=False, log_x=True, x=(0.001, 1.0))
+    (axes,) = _figure([panel], "", 1).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.001", "0.01", "0.1", "1"]

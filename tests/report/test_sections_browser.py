@@ -221,7 +221,8 @@ def test_hover_says_the_name_of_a_point(tab: Tab) -> None:
     tab.wait_for_timeout(100)
     box = chart.bounding_box()
     assert box
-    x, y = (float(v) for v in (chart.locator(".dots").first.get_attribute("d") or "").split("M")[3][:-2].split())
+    third = (chart.locator(".dots").first.get_attribute("d") or "").split("M")[3]
+    x, y = (float(v) for v in third.split("m")[0].split())
     tab.mouse.move(box["x"] + x, box["y"] + y)
     assert tab.locator("#tooltip .name").all_inner_texts() == ["fixup\n12 ± 2"]
     assert tab.locator("#tooltip .where").all_text_contents() == [EVIL]

@@ -1,13 +1,16 @@
 import io
+import math
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 import normfree as nf
 from normfree.comparison.comparison import ComparedRun, Comparison
-from normfree.report import Column, Link, Table, print_table, to_markdown
-from normfree.report.tables import notebook_html
+from normfree.report import Column, Link, Table, print_table, sparkline, to_markdown
+from normfree.report.tables import notebook_html, shorten_names
 
 TABLE = Table(
     title="Methods [all]",
@@ -176,3 +179,44 @@ def test_comparison_is_a_table(spread: int) -> None:
     assert repr(found) == f"Comparison(fixup: {spread} runs, 0 diverged)"
     assert "60.0" in found._repr_html_()
     assert "resnet20" in found._repr_html_()
+
+
+def test_first_names_counts_the_rest() -> None:
+    assert shorten_names(["a", "b", "c"]) == "a, b, c"
+    assert shorten_names(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+    assert shorten_names(["a", "b", "c"], limit=1) == "a and 2 more"
+
+
+ANY_CURVE = st.lists(st.floats(min_value=0.0) | st.just(math.nan), min_size=1, max_size=60)
+
+
+@given(ANY_CURVE, st.integers(1, 30))
+def test_sparkline_draws_any_curve(values: list[float], width: int) -> None:
+    assert len(sparkline(values, width)) == min(width, len(values))
+
+
+def test_sparkline_is_monotone_in_a_growing_curve() -> None:
+    assert sparkline([10.0**i for i in range(8)]) == "▁▂▃▄▅▆▇█"
+
+
+def test_sparkline_keeps_noise_flat() -> None:
+    assert len(set(sparkline([1.0, 1.05, 0.95, 1.02]))) <= 2
+    # The control: noise of a hundred times the size fills the range.
+    assert len(set(sparkline([1.0, 1e5, 1e-5, 1e2]))) > 2
+
+
+def test_sparkline_shows_what_cannot_be_drawn() -> None:
+    assert sparkline([1.0, math.inf, 0.0, math.nan])[1:] == "✗0✗"
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "message"),
+    [
+        ([], 20, "expected values and width >= 1, got 0 values"),
+        ([1.0], 0, "width 0"),
+        ([-1.0], 5, "expected values >= 0"),
+    ],
+)
+def test_sparkline_refuses_bad_input(values: list[float], width: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sparkline(values, width)

@@ -1,7 +1,6 @@
-"""Numbers as text, sparklines, and progress: a bar on a terminal, lines elsewhere; short work shows none."""
+"""Times and shares as text, and progress: a bar on a terminal, lines elsewhere; short work shows none."""
 
 import io
-import math
 import os
 import re
 import subprocess
@@ -10,14 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 import normfree
-from normfree.report import open_console, sparkline
+from normfree.report import open_console
 from normfree.report import terminal as module
-from normfree.report.terminal import duration, metrics_text, percent, progress, shorten_names
+from normfree.report.terminal import duration, metrics_text, percent, progress
 
 
 def test_duration_has_the_two_largest_units() -> None:
@@ -34,47 +31,6 @@ def test_percent_writes_spread_and_digits() -> None:
     assert percent(0.8351, 0.0123) == "83.5 ± 1.2 %"
     assert percent(0.8351, digits=2) == "83.51 %"
     assert percent(None) == ""
-
-
-def test_first_names_counts_the_rest() -> None:
-    assert shorten_names(["a", "b", "c"]) == "a, b, c"
-    assert shorten_names(["a", "b", "c", "d"]) == "a, b, c and 1 more"
-    assert shorten_names(["a", "b", "c"], limit=1) == "a and 2 more"
-
-
-ANY_CURVE = st.lists(st.floats(min_value=0.0) | st.just(math.nan), min_size=1, max_size=60)
-
-
-@given(ANY_CURVE, st.integers(1, 30))
-def test_sparkline_draws_any_curve(values: list[float], width: int) -> None:
-    assert len(sparkline(values, width)) == min(width, len(values))
-
-
-def test_sparkline_is_monotone_in_a_growing_curve() -> None:
-    assert sparkline([10.0**i for i in range(8)]) == "▁▂▃▄▅▆▇█"
-
-
-def test_sparkline_keeps_noise_flat() -> None:
-    assert len(set(sparkline([1.0, 1.05, 0.95, 1.02]))) <= 2
-    # The control: noise of a hundred times the size fills the range.
-    assert len(set(sparkline([1.0, 1e5, 1e-5, 1e2]))) > 2
-
-
-def test_sparkline_shows_what_cannot_be_drawn() -> None:
-    assert sparkline([1.0, math.inf, 0.0, math.nan])[1:] == "✗0✗"
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "message"),
-    [
-        ([], 20, "expected values and width >= 1, got 0 values"),
-        ([1.0], 0, "width 0"),
-        ([-1.0], 5, "expected values >= 0"),
-    ],
-)
-def test_sparkline_refuses_bad_input(values: list[float], width: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sparkline(values, width)
 
 
 @pytest.mark.parametrize("plain", ["", "1"])
@@ -136,6 +92,25 @@ def test_lines_tell_count_time_left_and_numbers(clock: Clock, capsys: pytest.Cap
         f"resnet20: 50 of 100 done after 6 s, 6 s left, {says}",
         "resnet20: ended after 6 s",
     ]
+
+
+def test_lines_whose_texts_tell_the_time_left_have_no_second_estimate(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress("runs", 4, estimate=False) as update:
+        clock.now += 2
+        update(2, 4, "about 9 s left")
+    assert lines(capsys)[0] == "runs: 2 of 4 done after 2 s, about 9 s left"
+
+
+def test_bar_whose_texts_tell_the_time_left_has_no_second_estimate(terminal: io.StringIO) -> None:
+    with progress("runs", 4) as update:
+        update(2, 4, "now")
+    assert "-:--:--" in terminal.getvalue()  # the control: the time left, which is not known yet
+    terminal.truncate(0)
+    with progress("runs", 4, estimate=False) as update:
+        update(2, 4, "now")
+    assert "-:--:--" not in terminal.getvalue()
 
 
 def test_lines_come_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,3 +224,15 @@ def test_import_leaves_rich_alone() -> None:
     code = f"import sys, {modules}; sys.exit(bool({{'rich', 'matplotlib'}} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_long_silence_in_a_pipe_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with module.notice("building takes a while"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    with module.notice("building takes a while"):
+        time.sleep(0.5)
+    assert capsys.readouterr() == ("", "building takes a while\n")

@@ -1,6 +1,6 @@
 """Tables, plots and pages from plain records. It imports no other part of normfree but `errors`, and no torch."""
 
-from normfree.report.tables import Column, Link, Table, print_table, to_markdown
-from normfree.report.terminal import open_console, sparkline
+from normfree.report.tables import Column, Link, Table, print_table, sparkline, to_markdown
+from normfree.report.terminal import open_console
 
 __all__ = ["Column", "Link", "Table", "open_console", "print_table", "sparkline", "to_markdown"]

@@ -10,6 +10,7 @@ import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -17,10 +18,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from normfree.errors import missing_package
-from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
+from normfree.report.panels import COLOURS, DASHES, SHAPES, Curve, Panel, curve_names, describe_gaps
 from normfree.report.tables import Link, Rating, Table
 
-_IDS = ("all", "data", "download", "legend", "theme", "tooltip")  # ids that the page itself uses
+_IDS = ("all", "data", "download", "legend", "theme", "tooltip", "written")  # ids that the page itself uses
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ class Page:
     """The content of a page from top to bottom. A card and a curve of the same name share a colour.
 
     One legend stands above all charts. If there are more curves than colours and dashes can distinguish, each section
-    has its own legend and colours.
+    has its own legend and colours. The tables of the `summary` stand above the charts. `written` is the time of writing
+    in seconds since 1970, which the page shows unless it is 0. A page of work in progress loads itself again every
+    `refresh` seconds, and keeps hidden curves hidden.
     """
 
     title: str
@@ -78,6 +81,9 @@ class Page:
     sections: tuple[Section, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
+    summary: tuple[Table, ...] = ()
+    refresh: int = 0
+    written: float = 0.0
 
     @property
     def places(self) -> dict[str, str]:
@@ -109,7 +115,9 @@ def page_data(page: Page) -> dict[str, Any]:
     """Convert the page to plain data for JSON; NaN and infinities become "NaN", "Infinity" and "-Infinity"."""
     data = asdict(page)
     parts = (data, *data["sections"])
-    for table in (table for part in parts for table in (*part["tables"], *part.get("folded", ()))):
+    for table in (
+        table for part in parts for table in (*part["tables"], *part.get("folded", ()), *part.get("summary", ()))
+    ):
         table["columns"] = [column["name"] for column in table["columns"]]
     for panel in (panel for part in parts for panel in part["panels"]):
         panel["x"] = [float(position) for position in panel["x"]]
@@ -131,7 +139,7 @@ def render_page(page: Page) -> str:
         ImportError: if jinja2 is not installed.
     """
     try:
-        from jinja2 import Environment, StrictUndefined
+        import jinja2
         from markupsafe import Markup
     except ImportError as error:
         raise ImportError(missing_package("jinja2", "a page")) from error
@@ -142,21 +150,23 @@ def render_page(page: Page) -> str:
     data = json.dumps(page_data(page), allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_asset("page.html.jinja")).render(
+    html: str = _template(jinja2.Environment, jinja2.StrictUndefined).render(
         page=page,
         names=names,
         split=split,
         legend=lambda panels: _looks(panels if split else page.all_panels),
         marks={"good": "✓", "warn": "!", "bad": "✕", "info": "i"},
         breakable=lambda name: Markup("<wbr>").join(re.split(r"(?<=[/_])", name)),
+        shape=lambda index: list(SHAPES.values())[index % len(SHAPES)],
         gaps=describe_gaps,
+        written=datetime.fromtimestamp(page.written, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if page.written else "",
         summary=_summary,
         script=Markup(script),
         style=Markup(style),
         data=Markup(data),
         policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
     )
+    return html
 
 
 def write_page(page: Page, path: str | Path) -> None:
@@ -230,6 +240,13 @@ def _palette() -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+@cache
+def _template(environment: Any, undefined: Any) -> Any:
+    """Compile the template once, because a page of work in progress is rendered again and again."""
+    settings = {"autoescape": True, "undefined": undefined, "trim_blocks": True, "lstrip_blocks": True}
+    return environment(**settings).from_string(_asset("page.html.jinja"))
 
 
 @cache

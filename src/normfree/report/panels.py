@@ -22,6 +22,17 @@ COLOURS = (
 )
 # The lengths of dashes and gaps in line widths; the first is a solid line.
 DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 1.6), (1.2, 1.6), (6.0, 1.6, 1.2, 1.6))
+# The shape of a curve's points, so that curves differ in print and for colour-blind readers: matplotlib's letters, and
+# lines around a point of an SVG path. Seven shapes and eight colours: a pair comes again after 56 curves.
+SHAPES = {
+    "o": "m-3 0c0-4 6-4 6 0c0 4-6 4-6 0z",
+    "s": "m-2.7-2.7h5.4v5.4h-5.4z",
+    "^": "m0-3.6l3.4 6h-6.8z",
+    "D": "m0-3.7l3.7 3.7l-3.7 3.7l-3.7-3.7z",
+    "v": "m0 3.6l3.4-6h-6.8z",
+    "P": "m-1.2-3.5h2.4v2.3h2.3v2.4h-2.3v2.3h-2.4v-2.3h-2.3v-2.4h2.3z",
+    "*": "m0-4.2l1.2 2.7l3 .3l-2.2 2l.6 2.9l-2.6-1.5l-2.6 1.5l.6-2.9l-2.2-2l3-.3z",
+}
 
 _LISTED_GAPS = 3  # more gaps of one kind than this are counted instead of listed
 
@@ -38,6 +49,7 @@ class Curve:
         crossed: The indices of points that are marked with ×.
         singles: The values of single runs that the curve summarizes, each with a value for every position, NaN where
             it has none. They are drawn small and pale, as dots at names and in short curves, else as thin lines.
+        joined: Whether a line joins the values in a plot; without one they are dots.
 
     Raises:
         ValueError: if there is no value, a value is not a number, the positions are not ascending, or the numbers of
@@ -50,6 +62,7 @@ class Curve:
     spread: tuple[float, ...] = ()
     crossed: tuple[int, ...] = ()
     singles: tuple[tuple[float, ...], ...] = ()
+    joined: bool = True
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -111,7 +124,8 @@ class Panel:
         log_x: Use a logarithmic x axis, for positions above 0.
         levels: Horizontal lines to compare the curves with.
         names: Labels, such as methods, for the positions 1, 2, 3, … No line joins the values at names.
-        from_zero: Begin a linear y axis at 0 if the values are far apart, so that heights can be compared.
+        from_zero: Begin a linear y axis at 0 if the values are far apart, so that heights can be compared, or if they
+            are single values at names: a small difference would look large, and nothing says how sure it is.
 
     Raises:
         ValueError: if there is no curve, a name is used twice, lengths differ, positions are not ascending, a value or
@@ -172,6 +186,11 @@ class Panel:
                 )
         if self.names:
             _check_named(where, self)
+
+    @property
+    def is_unspread(self) -> bool:
+        """Whether it has single values at names, with neither error bars nor single runs."""
+        return bool(self.names) and not any(curve.spread or curve.singles for curve in self.curves)
 
     def positions(self, curve: Curve) -> tuple[float, ...]:
         """The positions of a curve's values: its own, the panel's, or 1, 2, 3, …"""

@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from normfree.errors import missing_package
-from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps, ends_early, is_drawn
+from normfree.report.panels import (
+    COLOURS,
+    DASHES,
+    SHAPES,
+    Curve,
+    Panel,
+    curve_names,
+    describe_gaps,
+    ends_early,
+    is_drawn,
+)
+from normfree.report.plot_labels import FAINT, INK, label_ends, label_levels, label_values
 from normfree.report.terminal import printable
 from normfree.report.ticks import (
     log_labels,
@@ -32,17 +43,18 @@ _TITLE, _ENTRY = 0.42, 0.24  # heights of the title and of a row of the legend i
 _LETTERS = 150  # letters in a line of this width
 _DPI = 200
 _DOTTED = 40  # curves with at most this many points show every point
+_SHOWN = 8  # the points that a longer curve shows
+_AT_NAME, _ON_LINE, _SINGLE = 6.0, 4.2, 3.2  # sizes of points at a name, on a curve and of single runs
+_APART = {"linestyle": "none"}  # the style of points that no line joins
+_MANY = 6  # more curves than this have their names at their ends
 _NEAR = 0.005  # half the width of a line, as a fraction of the axis
 _LINE = 1.6  # width of a line in points
 _BAND, _WIDEST = 2.6, 11.0  # extra width of a band (points) per covering curve, and the limit
-_FLOOR = 0.01  # a level below this fraction of the highest value lies on the x axis
 _PALE = 0.4  # the fraction of white in the colour of a band
-_ROOM = 11  # letters in a line of a level's name beside the panel
-_APART = 0.09  # fraction of the axis; the names of levels that are closer would overlap
 _VALUED = 8  # at most this many points at names show their values
 _LARGE = 1e250  # above this, the arithmetic of matplotlib overflows on a linear axis
 _Points = Sequence[tuple[float, float]]
-_INK, _FAINT, _GRID = "#22262d", "#5f6672", "#e6e8ec"
+_GRID = "#e6e8ec"
 
 # Changes to the default style. The caller's settings are ignored, so that the same data give the same file.
 _STYLE: dict[str, Any] = {
@@ -53,12 +65,12 @@ _STYLE: dict[str, Any] = {
     "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.titlecolor": _INK,
-    "axes.labelcolor": _FAINT,
+    "axes.titlecolor": INK,
+    "axes.labelcolor": FAINT,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "xtick.color": _FAINT,
-    "ytick.color": _FAINT,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
     "svg.hashsalt": "normfree",
 }
 
@@ -118,7 +130,7 @@ def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[
     engine.set(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.03, rect=(0, 0, 1, 1 - top / height))
     if title:
         y = 1 - 0.14 / height
-        figure.text(0.012, y, title, va="top", fontsize=14, fontweight="bold", color=_INK, parse_math=False)
+        figure.text(0.012, y, title, va="top", fontsize=14, fontweight="bold", color=INK, parse_math=False)
     shares = [width / sum(widths) for width in widths] or [1 / columns] * columns
     places = list(figure.subplots(rows, columns, squeeze=False, width_ratios=shares).flat)
     plain = all(map(_is_short, panels))  # so that all panels write their numbers alike
@@ -126,11 +138,11 @@ def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[
         _draw(axes, panel, names, int(_LETTERS * share), plain=plain)
     for axes in places[len(panels) :]:
         axes.remove()
-    joined = {curve.name for panel in panels if not panel.names for curve in panel.curves}
+    joined = {curve.name for panel in panels if not panel.names for curve in panel.curves if curve.joined}
     order = [i for first in range(per_row) for i in range(first, len(names), per_row)]  # matplotlib fills by columns
     # The names are set afterwards: matplotlib drops an entry whose name begins with an underscore.
     legend = figure.legend(
-        [Line2D([], [], **(_look(i) if names[i] in joined else _point(i))) for i in order],
+        [Line2D([], [], **(_point(i, _AT_NAME) | (_look(i) if names[i] in joined else _APART))) for i in order],
         [str(i) for i in order],
         loc="upper left",
         bbox_to_anchor=(0.004, 1 - above / height),
@@ -141,7 +153,7 @@ def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[
     for text, i in zip(legend.get_texts(), order, strict=True):
         text.set_parse_math(False)
         text.set_text(shown[i])
-        text.set_color(_INK)
+        text.set_color(INK)
     return figure
 
 
@@ -167,9 +179,11 @@ def _look(index: int) -> dict[str, Any]:
     }
 
 
-def _point(index: int) -> dict[str, Any]:
-    """The marker style of a point at a name."""
-    return {"color": _look(index)["color"], "linestyle": "none", "marker": ".", "markersize": 11}
+def _point(index: int, size: float) -> dict[str, Any]:
+    """The marker style of a point of the curve with this index among the names."""
+    shape = list(SHAPES)[index % len(SHAPES)]
+    size *= {"^": 1.1, "v": 1.1, "D": 0.9, "P": 1.1, "*": 1.4}.get(shape, 1.0)  # so that they look equally large
+    return {"color": _look(index)["color"], "marker": shape, "markersize": size, "markeredgewidth": 0}
 
 
 def _drawn_values(panel: Panel) -> list[float]:
@@ -197,6 +211,8 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
         most = max((over for pieces in covered for _, over in pieces), default=0)
         covers = most > 0
         for curve, places, pieces in zip(panel.curves, points, covered, strict=True):
+            if not curve.joined:
+                continue
             look = _look(names.index(curve.name))
             axes.plot([x for x, _ in places], [y for _, y in places], **look, zorder=2)
             _draw_bands(axes, pieces, min(_BAND, _WIDEST / max(most, 1)), look)
@@ -216,7 +232,10 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
         set_name_ticks(axes, panel.names, width)
     else:
         set_position_ticks(
-            axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x
+            axes,
+            [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))],
+            panel.log_x,
+            dots=not any(curve.joined for curve in panel.curves),
         )
     if panel.log_y:
         low, high = log_range(values)
@@ -230,10 +249,16 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     else:
         low, high = min(values, default=0.0) / scale, max(values, default=0.0) / scale
         margin = (0.12 if panel.names else 0.05) * (high - low) or 0.1 * abs(high) or 1.0
-        from_zero = panel.from_zero and 0 < low < high / 2  # so that heights compare
+        from_zero = panel.from_zero and low > 0 and (low < high / 2 or panel.is_unspread)  # so that heights compare
         axes.set_ylim(0 if from_zero else low - margin, high + margin)
         separate_thousands(axes.yaxis, values)
-    _draw_levels(axes, panel, scale)
+    label_levels(axes, panel, scale)
+    if not panel.names and len(panel.curves) > _MANY:
+        ends = []
+        for curve, places in zip(panel.curves, points, strict=True):
+            seen = [place for place in places if not math.isnan(place[1])]
+            ends += [(curve.name, _look(names.index(curve.name))["color"], *seen[-1])] if seen else []
+        label_ends(axes, ends)
     gaps = [(curve.name, describe_gaps(panel, curve, panel.log_y)) for curve in panel.curves]
     cut = {curve.name for curve in panel.curves if not panel.names and ends_early(curve, panel.log_y)}
     band = "A wide pale line is a curve that another one covers." if covers else ""
@@ -244,39 +269,14 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     axes.set_xlabel("\n".join(filter(None, lines)), parse_math=False, fontsize=9, linespacing=1.45)
 
 
-def _draw_levels(axes: Axes, panel: Panel, scale: float) -> None:
-    """Draw horizontal lines with their names at the right of the panel, where no curve crosses the names."""
-    top = max((v for curve in panel.curves for v in curve.values if math.isfinite(v)), default=0.0)
-    # A level near 0 would lie on the x axis.
-    levels = [level for level in panel.levels if panel.log_y or not 0 <= level.value < _FLOOR * top]
-    heights = [math.log10(level.value) if panel.log_y else level.value / scale for level in levels]
-    bottom, end = axes.get_ylim()
-    for level, height in zip(levels, heights, strict=True):
-        apart = [(height - other) / (end - bottom) for other in heights if other != height]
-        near = min(apart, key=abs, default=1.0)
-        axes.axhline(height, color=_FAINT, linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)
-        axes.annotate(
-            textwrap.fill(level.name, _ROOM),
-            xy=(1, height),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(4, 0),
-            textcoords="offset points",
-            ha="left",
-            va="center" if abs(near) > _APART else "bottom" if near > 0 else "top",
-            fontsize=8.5,
-            color=_FAINT,
-            parse_math=False,
-        )
-
-
 def _draw_singles(axes: Axes, panel: Panel, curve: Curve, points: _Points, index: int, scale: float) -> None:
     """Draw the single runs of a curve, small and pale: dots at names and in short curves, else thin lines."""
     dotted = bool(panel.names) or len(points) <= _DOTTED
-    size = {"marker": ".", "markersize": 5, "linestyle": "none"} if dotted else {"linewidth": 0.7}
+    size = _point(index, _SINGLE) | _APART if dotted else {"linewidth": 0.7}
     colour = _pale(_look(index), 1.0)["color"]
     for single in curve.singles:
         heights = [_height(value, panel, scale) for value in single]
-        axes.plot([x for x, _ in points], heights, color=colour, zorder=1.7, **size)
+        axes.plot([x for x, _ in points], heights, **size | {"color": colour}, zorder=1.7)
 
 
 def _height(value: float, panel: Panel, scale: float) -> float:
@@ -343,36 +343,21 @@ def _draw_points(axes: Axes, panel: Panel, curve: Curve, points: _Points, index:
     log, colour = panel.log_y, _look(index)["color"]
     drawn = [i for i, (_, height) in enumerate(points) if not math.isnan(height)]
     alone = [i for i in drawn if not {i - 1, i + 1} & set(drawn)]  # no line is visible at a single point
-    dots = [i for i in (drawn if panel.names or len(points) <= _DOTTED else alone) if i not in curve.crossed]
-    look = _point(index) | ({} if panel.names else {"markersize": 5})
+    step = len(points) // _SHOWN or 1
+    some = drawn[index % _SHOWN * step // _SHOWN :: step]  # each curve shows others, so that no point covers another
+    shown = drawn if panel.names or not curve.joined or len(points) <= _DOTTED else [*alone, *some]
+    dots = [i for i in shown if i not in curve.crossed]
+    look = _point(index, _AT_NAME if panel.names else _ON_LINE) | _APART
     axes.plot([points[i][0] for i in dots], [points[i][1] for i in dots], **look, zorder=2)
     for i in (i for i in drawn if curve.spread and curve.spread[i] > 0):
         x, height = points[i]
         ends = [(math.log10(v) if log else v / scale) if is_drawn(v, log) else height for v in curve.reach(i)]
         axes.plot([x, x], ends, "_-", color=colour, linewidth=1.1, markersize=7, zorder=2)
     crossed = [i for i in drawn if i in curve.crossed]
-    crossed += [drawn[-1]] if ends_early(curve, log) and not panel.names else []
+    crossed += [drawn[-1]] if ends_early(curve, log) and curve.joined and not panel.names else []
     if crossed:
         places = [points[i][0] for i in crossed], [points[i][1] for i in crossed]
         axes.plot(*places, "x", color=colour, markersize=8, markeredgewidth=2)
-    if panel.names and not log and len(panel.curves) <= 2 and len(panel.names) * len(panel.curves) <= _VALUED:
-        _write_values(axes, curve, [(i, points[i]) for i in drawn], left=curve is not panel.curves[-1])
-
-
-def _write_values(axes: Axes, curve: Curve, points: Sequence[tuple[int, tuple[float, float]]], *, left: bool) -> None:
-    """Write the values beside their points, on the side away from the other curve."""
-    from matplotlib.patheffects import withStroke
-
-    for i, point in points:
-        axes.annotate(
-            f"{curve.values[i]:#.3g}".rstrip("."),
-            xy=point,
-            xytext=(-8 if left else 8, 0),
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="center",
-            fontsize=8.5,
-            color=_INK,
-            path_effects=[withStroke(linewidth=2.5, foreground="white")],  # on a line
-            zorder=3,
-        )
+    few = len(panel.curves) <= 2 and len(panel.names) * len(panel.curves) <= _VALUED
+    if panel.names and not log and curve.joined and few:
+        label_values(axes, curve, [(i, points[i]) for i in drawn], left=curve is not panel.curves[-1])

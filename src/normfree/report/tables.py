@@ -1,11 +1,13 @@
-"""Tables of text: on a terminal, as Markdown, and in the HTML of a notebook."""
+"""Tables on a terminal, as Markdown and in the HTML of a notebook; numbers, names and curves for their cells."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from normfree.report.terminal import open_console, printable
@@ -23,6 +25,8 @@ _STYLES: dict[Rating, str] = {"good": "green", "warn": "yellow", "bad": "red", "
 _TAG = re.compile(r"<(?=[A-Za-z/!?])")  # that Markdown would take for HTML
 _COMFORT = 20  # the width of a column in a split table, if its content is that wide
 _RULE = 100  # the longest rule below the headings in a pipe, where rows are not wrapped
+_SHORTEST, _READABLE = 8, 24  # letters of a name that is shortened: at least, and before a column is left out
+_BARS = "▁▂▃▄▅▆▇█"
 _GAP = 2  # spaces between two columns: the padding of a cell and the divider
 
 
@@ -130,6 +134,36 @@ def print_table(table: Table, console: Console | None = None) -> None:
             console.print(grid)
         lines = [line.rstrip() for line in plain.get().splitlines()]
         console.file.write("".join(f"{line if line.strip('─') else line[:_RULE]}\n" for line in lines))
+
+
+def narrowed(table: Table, width: int, expendable: Sequence[str]) -> Table:
+    """Return a table whose rows take one line each: columns are left out and the first one is shortened until it fits.
+
+    Args:
+        table: The table; its cells have no line breaks.
+        width: The columns of the terminal.
+        expendable: The names of the columns to leave out, the first one first.
+    """
+    kept = list(range(len(table.columns)))
+    natural = [_natural([column.name, *(row[i] for row in table.rows)]) for i, column in enumerate(table.columns)]
+    for name in expendable:
+        if min(natural[0], _READABLE, width // 3) + sum(natural[i] + _GAP for i in kept[1:]) <= width or len(kept) < 3:
+            break
+        kept = [i for i in kept if table.columns[i].name != name]
+    room = max(_SHORTEST, width - sum(natural[i] + _GAP for i in kept[1:]))
+
+    def short(cell: str) -> str:
+        return cell if len(cell) <= room else f"{cell[: room // 2]}…{cell[len(cell) - (room - 1) // 2 :]}"
+
+    rows = tuple((short(row[0]), *(row[i] for i in kept[1:])) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
+
+
+def table_lines(table: Table, width: int) -> RichTable:
+    """Return a table that fits into a width as one renderable, for a display that is refreshed in place."""
+    rows = tuple(tuple(map(printable, row)) for row in table.rows)
+    cells = [[column.name, *(row[i] for row in rows)] for i, column in enumerate(table.columns)]
+    return _grid(replace(table, rows=rows), range(len(cells)), _fit(cells, width), table.title, table.caption)
 
 
 def to_markdown(table: Table) -> str:
@@ -255,3 +289,65 @@ def notebook_html(heading: str, sentences: Iterable[str] = (), table: Table | No
         if table.caption:
             parts.append(f"<p><small>{escape(table.caption)}</small></p>")
     return f"<div>{''.join(parts)}</div>"
+
+
+def compact(number: float) -> str:
+    """Write a number with three significant digits, thousands separated; powers of ten below 1e-3 and above 1e6.
+
+    >>> [compact(n) for n in (180.4, 0.01234, 1234567 / 100, 2.0, 1e-5, 3.5e7, 0.0, float("inf"))]
+    ['180', '0.0123', '12,300', '2', '1e-5', '3.5e7', '0', 'inf']
+    """
+    if number != number or number in (float("inf"), float("-inf")) or number == 0:
+        return f"{number:.3g}"
+    rounded = float(f"{number:.3g}")
+    if not 1e-3 <= abs(rounded) <= 1e6:
+        digits, _, power = f"{rounded:.2e}".partition("e")
+        return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"
+
+
+def shorten_names(names: Sequence[str], limit: int = 3) -> str:
+    """List the first few names and count the rest.
+
+    >>> shorten_names(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def sparkline(values: Sequence[float], width: int = 20) -> str:
+    """Draw a curve as one line of bars; each bar is the mean logarithm of its share of the values.
+
+    A bar is ✗ if one of its values is NaN or infinite, and 0 if all of them are zero. The line spans at least a decade,
+    so that noise does not look like growth.
+
+    >>> sparkline([1, 10, 100, 1000])
+    '▁▃▆█'
+
+    Raises:
+        ValueError: if there are no values, the width is below 1, or a value is negative.
+    """
+    numbers = [float(value) for value in values]
+    if not numbers or width < 1:
+        raise ValueError(
+            f"expected values and width >= 1, got {len(numbers)} values and width {width}; pass at least one"
+        )
+    if (negative := next((v for v in numbers if v < 0), None)) is not None:
+        raise ValueError(f"expected values >= 0 for a logarithmic line, got {negative:g}; pass their sizes")
+    count = min(width, len(numbers))
+    edges = [len(numbers) * i // count for i in range(count + 1)]
+    bars = [_mean_logarithm(numbers[a:b]) for a, b in pairwise(edges)]
+    drawn = [bar for bar in bars if isinstance(bar, float)] or [0.0]
+    low, high = min(drawn), max(drawn)
+    if high - low < 1:
+        low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5
+    top = len(_BARS) - 1
+    return "".join(bar if isinstance(bar, str) else _BARS[round((bar - low) / (high - low) * top)] for bar in bars)
+
+
+def _mean_logarithm(values: Sequence[float]) -> float | str:
+    if not all(map(math.isfinite, values)):
+        return "✗"
+    drawn = [math.log10(v) for v in values if v > 0]
+    return math.fsum(v / len(drawn) for v in drawn) if drawn else "0"

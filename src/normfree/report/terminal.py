@@ -1,16 +1,15 @@
-"""Text for a terminal: numbers and names as text, the console, curves as one line of bars, and progress on stderr."""
+"""The console, and progress on stderr: times, shares and metrics as text."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -55,32 +54,6 @@ def percent(fraction: float | None, spread: float | None = None, *, digits: int 
     return f"{100 * fraction:.{digits}f}{error} %"
 
 
-def compact(number: float) -> str:
-    """Write a number with three significant digits, thousands separated; powers of ten below 1e-3 and above 1e6.
-
-    >>> [compact(n) for n in (180.4, 0.01234, 1234567 / 100, 2.0, 1e-5, 3.5e7, 0.0, float("inf"))]
-    ['180', '0.0123', '12,300', '2', '1e-5', '3.5e7', '0', 'inf']
-    """
-    if number != number or number in (float("inf"), float("-inf")) or number == 0:
-        return f"{number:.3g}"
-    rounded = float(f"{number:.3g}")
-    if not 1e-3 <= abs(rounded) <= 1e6:
-        digits, _, power = f"{rounded:.2e}".partition("e")
-        return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
-    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"
-
-
-def shorten_names(names: Sequence[str], limit: int = 3) -> str:
-    """List the first few names and count the rest.
-
-    >>> shorten_names(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    """
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
-_BARS = "▁▂▃▄▅▆▇█"
 _UNBOUNDED = 100_000  # columns of a pipe
 
 
@@ -106,46 +79,11 @@ def open_console(*, stderr: bool = False) -> Console:
     return PlainConsole(file=stream, emoji=False, highlight=False, width=width)
 
 
-def sparkline(values: Sequence[float], width: int = 20) -> str:
-    """Draw a curve as one line of bars; each bar is the mean logarithm of its share of the values.
-
-    A bar is ✗ if one of its values is NaN or infinite, and 0 if all of them are zero. The line spans at least a decade,
-    so that noise does not look like growth.
-
-    >>> sparkline([1, 10, 100, 1000])
-    '▁▃▆█'
-
-    Raises:
-        ValueError: if there are no values, the width is below 1, or a value is negative.
-    """
-    numbers = [float(value) for value in values]
-    if not numbers or width < 1:
-        raise ValueError(
-            f"expected values and width >= 1, got {len(numbers)} values and width {width}; pass at least one"
-        )
-    if (negative := next((v for v in numbers if v < 0), None)) is not None:
-        raise ValueError(f"expected values >= 0 for a logarithmic line, got {negative:g}; pass their sizes")
-    count = min(width, len(numbers))
-    edges = [len(numbers) * i // count for i in range(count + 1)]
-    bars = [_mean_logarithm(numbers[a:b]) for a, b in pairwise(edges)]
-    drawn = [bar for bar in bars if isinstance(bar, float)] or [0.0]
-    low, high = min(drawn), max(drawn)
-    if high - low < 1:
-        low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5
-    top = len(_BARS) - 1
-    return "".join(bar if isinstance(bar, str) else _BARS[round((bar - low) / (high - low) * top)] for bar in bars)
-
-
-def _mean_logarithm(values: Sequence[float]) -> float | str:
-    if not all(map(math.isfinite, values)):
-        return "✗"
-    drawn = [math.log10(v) for v in values if v > 0]
-    return math.fsum(v / len(drawn) for v in drawn) if drawn else "0"
-
-
 ProgressCallback = Callable[[int, int, str], None]  # steps done, steps in total, a text on the current one
 
 EVERY = 2.0  # seconds between two lines, and before the first
+_PATIENCE = 5.0  # seconds before the line of a notice
+_NOTEBOOK = 0.5  # the same in a notebook, where a line takes the place of the one before
 _SHARE = 0.04  # minimum gap between lines, as a fraction of elapsed time, so that a long log stays short
 _WIDE = 120  # columns of a terminal with room for every part of the bar
 _RECENT = 15  # times over which the speed is measured, so that a slow start is forgotten
@@ -159,9 +97,17 @@ class Update(Protocol):
 
 @contextmanager
 def progress(
-    what: str, total: int | None = None, *, done: int = 0, every: float | None = None, show: bool = True
+    what: str,
+    total: int | None = None,
+    *,
+    done: int = 0,
+    every: float | None = None,
+    show: bool = True,
+    estimate: bool = True,
 ) -> Iterator[Update]:
     """Show how far work is and how long it will take: a bar that disappears at the end, or plain lines.
+
+    In a notebook it is one line that is updated in place.
 
         with progress("resnet110", steps, done=resumed) as update:
             update(step, steps, metrics_text(loss=1.2, accuracy=0.4, throughput=18000))
@@ -172,20 +118,39 @@ def progress(
         done: The steps of an earlier process, which do not count for the speed.
         every: The least number of seconds between plain lines (default: `EVERY`). Shorter work prints no line.
         show: False shows nothing, as in all processes of a distributed run but one.
+        estimate: Whether to show the time left at the speed so far; False for work whose texts say it.
     """
     console = open_console(stderr=True)
     if not show:
         yield lambda *_: None
+    elif in_notebook():
+        pause = _NOTEBOOK if every is None else every
+        with _lines(_NotebookLine(), what, total, done, pause, estimate=estimate, share=0.0) as update:
+            yield update
     elif console.is_terminal:
-        with _bar(console, what, total, done) as update:
+        with _bar(console, what, total, done, estimate) as update:
             yield update
     else:
-        with _lines(console, what, total, done, EVERY if every is None else every) as update:
+        with _lines(console, what, total, done, EVERY if every is None else every, estimate=estimate) as update:
             yield update
 
 
 @contextmanager
-def _bar(console: Console, what: str, total: int | None, before: int) -> Iterator[Update]:
+def notice(text: str) -> Iterator[None]:
+    """Print a line on stderr if the `with` block takes long, where there is no bar: in a pipe, or in a log."""
+    console = open_console(stderr=True)
+    timer = threading.Timer(_PATIENCE, lambda: console.print(text, markup=False, soft_wrap=True))
+    timer.daemon = True
+    if not console.is_terminal:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _bar(console: Console, what: str, total: int | None, before: int, estimate: bool) -> Iterator[Update]:
     from rich import progress as rich
     from rich.table import Column
 
@@ -195,7 +160,7 @@ def _bar(console: Console, what: str, total: int | None, before: int) -> Iterato
         rich.BarColumn(bar_width=25 if wide else 10),
         rich.TextColumn("{task.fields[count]}"),
         *((rich.TimeElapsedColumn(),) if wide else ()),
-        rich.TimeRemainingColumn(),
+        *((rich.TimeRemainingColumn(),) if estimate else ()),
         # The one column that may take a second line where there is no room.
         rich.TextColumn("{task.fields[now]}", markup=False, table_column=Column(no_wrap=False)),
     )
@@ -209,8 +174,39 @@ def _bar(console: Console, what: str, total: int | None, before: int) -> Iterato
         yield update
 
 
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, such as Jupyter's."""
+    return "ipykernel" in sys.modules and "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+
+
+class _NotebookLine:
+    """Prints each line of a notebook in place of the one before."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def print(self, text: str, **_: Any) -> None:
+        content = {"text/plain": printable(text)}
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+
 @contextmanager
-def _lines(console: Console, what: str, total: int | None, before: int, every: float) -> Iterator[Update]:
+def _lines(
+    console: Console | _NotebookLine,
+    what: str,
+    total: int | None,
+    before: int,
+    every: float,
+    *,
+    estimate: bool,
+    share: float | None = None,
+) -> Iterator[Update]:
+    share = _SHARE if share is None else share
     start = last = changed = time.perf_counter()
     known = before
     recent = deque([(start, before)], maxlen=_RECENT)
@@ -220,7 +216,7 @@ def _lines(console: Console, what: str, total: int | None, before: int, every: f
         moment = time.perf_counter()
         if done != known:
             changed, known = moment, done
-        if moment - last >= max(every, _SHARE * (moment - start)):
+        if moment - last >= max(every, share * (moment - start)):
             last = moment
             print_line(moment, done, total, now)
         if done != recent[-1][1] and moment - recent[-1][0] >= every:
@@ -228,7 +224,7 @@ def _lines(console: Console, what: str, total: int | None, before: int, every: f
 
     def print_line(moment: float, done: int, total: int | None, now: str) -> None:
         count = f"{done} of {total} done" if total is not None else f"{done} done"
-        left = _time_left(moment, changed, done, total, *recent[0]) if total is not None else ""
+        left = _time_left(moment, changed, done, total, *recent[0]) if estimate and total is not None else ""
         parts = (f"{what}: {count} after {duration(moment - start)}", left and f"{left} left", now)
         console.print(", ".join(part for part in parts if part), markup=False, soft_wrap=True)
 
@@ -238,15 +234,21 @@ def _lines(console: Console, what: str, total: int | None, before: int, every: f
 
 
 def metrics_text(
-    *, loss: float | None = None, accuracy: float | None = None, throughput: float | None = None, unit: str = "images"
+    *,
+    loss: float | None = None,
+    accuracy: float | None = None,
+    validation: float | None = None,
+    throughput: float | None = None,
+    unit: str = "images",
 ) -> str:
-    """Write the metrics of a training run in one line.
+    """Write the metrics of a training run in one line; `validation` is the accuracy on the validation data.
 
-    >>> metrics_text(loss=1.23456, accuracy=0.4567, throughput=18123.4)
-    'loss 1.235, accuracy 45.7 %, 18,123 images/s'
+    >>> metrics_text(loss=1.23456, accuracy=0.4567, validation=0.5012, throughput=18123.4)
+    'loss 1.235, accuracy 45.7 %, validation 50.1 %, 18,123 images/s'
     """
     texts = [f"loss {loss:.4g}"] if loss is not None else []
     texts += [f"accuracy {percent(accuracy)}"] if accuracy is not None else []
+    texts += [f"validation {percent(validation)}"] if validation is not None else []
     texts += [f"{throughput:,.0f} {unit}/s"] if throughput is not None else []
     return ", ".join(texts)
 

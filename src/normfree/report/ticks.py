@@ -16,8 +16,11 @@ _MANY = 24  # more positions than this are a curve rather than points that deser
 _STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
 
 
-def set_position_ticks(axes: Axes, positions: Sequence[float], log: bool) -> None:
-    """Set the x axis for positions; its ticks are whole numbers if all positions are."""
+def set_position_ticks(axes: Axes, positions: Sequence[float], log: bool, *, dots: bool = False) -> None:
+    """Set the x axis for positions; its ticks are whole numbers if all positions are.
+
+    The ticks of a logarithmic axis are positions if they are few, but not those of dots, which may lie anywhere.
+    """
     from matplotlib.ticker import MaxNLocator
 
     if log:
@@ -26,6 +29,8 @@ def set_position_ticks(axes: Axes, positions: Sequence[float], log: bool) -> Non
         labelled = _spaced(sorted(set(places)), 0.06 * (high - low))
         if len(set(places)) > _MANY and high - low >= 2:  # a dense curve: powers of ten
             labelled = [float(power) for power in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
+        elif dots:
+            labelled = log_ticks(low, high)[0]
         if labelled[0] < -3 and all(tick == round(tick) for tick in labelled):
             labels = log_labels(labelled, plain=False)
         else:

@@ -17,7 +17,20 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.fits import exponent, geometric_means
 from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
-from normfree_papers.claims.seed_metrics import DEAD, SMALL, Numbers, accuracy, combined, error, mean, minus, over
+from normfree_papers.claims.seed_metrics import (
+    CHANCE_LINE,
+    DEAD,
+    SMALL,
+    Numbers,
+    accuracy,
+    combined,
+    error,
+    mean,
+    minus,
+    over,
+    point_curve,
+    seeds_note,
+)
 
 # Rates at 1,000 layers, in two precisions
 
@@ -101,11 +114,19 @@ def scalar_rate(settings: Settings) -> Measurement:
             columns[f"float32 - mixed, {name}"] = minus(*(found[f"{name}, {precision}"] for precision in _PRECISIONS))
         tenth = [number for precision in _PRECISIONS for number in found[f"rate 0.1, {precision}"].values()]
         values |= {"trains, rate 0.1": [float(number > DEAD) for number in tenth]} if tenth else {}
-    drawn = {row: tuple(sorted(numbers.values())) for row, numbers in found.items() if numbers}
-    curves = tuple(Curve(*item) for item in drawn.items())
+    names = tuple(name for name in _VARIANTS if any(found.get(f"{name}, {precision}") for precision in _PRECISIONS))
+    curves = tuple(
+        curve
+        for precision in _PRECISIONS
+        for curve in point_curve(precision, [found.get(f"{name}, {precision}", {}) for name in names])
+    )
+    panels: tuple[Panel, ...] = ()
+    if curves:
+        note = seeds_note(curves)
+        panels = (Panel("test accuracy", curves, "%", "", False, note=note, levels=(CHANCE_LINE,), names=names),)
     return Measurement(
         values={**columns, **values},
-        panels=(Panel("test accuracy, the seeds in order", curves, "%", "", False),) if curves else (),
+        panels=panels,
         notes=("a diverged run counts as chance",),
     )
 

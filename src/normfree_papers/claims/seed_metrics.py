@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Numbers = dict[int, float]  # by seed
 
 CHANCE = 10.0  # ten classes, in MNIST, CIFAR-10 and the embedded images
+CHANCE_LINE = ReferenceLine("chance", CHANCE)
+DIVERGED = "× diverged, drawn at chance"
 DEAD = 20.0  # up to twice chance counts as not trained
 EMBEDDED: dict[str, Any] = {"data": "fashion14", "crop": 0}  # the data of quick runs
 SMALL: dict[str, Any] = {**EMBEDDED, "batch_size": 32}  # 188 steps per epoch
@@ -211,13 +213,19 @@ def points_panel(
     at: Sequence[float],
     x_label: str,
     levels: Sequence[ReferenceLine] = (),
+    crossed: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Panel, ...]:
-    """The panel of accuracies over depths, rates or batch sizes, one curve per row; none without numbers."""
-    curves = [curve for row, columns in found.items() for curve in point_curve(row, columns, at=at)]
+    """The panel of accuracies over depths, rates or batch sizes, one curve per row; none without numbers.
+
+    `crossed` are the points of each row whose runs diverged; they are drawn as a cross.
+    """
+    crossed = crossed or {}
+    curves = [c for row, columns in found.items() for c in point_curve(row, columns, crossed.get(row, ()), at)]
     if not curves:
         return ()
-    lines = (ReferenceLine("chance", CHANCE), *levels)
-    return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=seeds_note(curves)),)
+    lines = (CHANCE_LINE, *levels)
+    note = "; ".join(filter(None, (DIVERGED if any(crossed.values()) else "", seeds_note(curves))))
+    return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=note),)
 
 
 # Sweeps over learning rates
@@ -280,10 +288,6 @@ class Sweep:
         """Test accuracy of a run."""
         return accuracy(run, self.diverged)
 
-    def training_accuracy(self, run: Trained) -> float:
-        """Accuracy on the augmented training images over the last epoch."""
-        return training_accuracy(run, self.diverged)
-
     def tried(self, label: str, depth: int) -> dict[float, dict[int, Trained]]:
         """The runs of an initialization at a depth, by rate and seed."""
         return {rate: self.runs[label, depth, rate] for rate in self.rates}
@@ -323,15 +327,20 @@ class Sweep:
         return combined(columns, mean)
 
     def panels(self, images: str) -> tuple[Panel, ...]:
-        """The panels of test and training accuracy over depth, at the best of the rates that were tried."""
+        """The panels of test and training accuracy over depth, at the best of the rates that were tried.
+
+        A diverged run is a cross at chance, also where it counts as 0.
+        """
         found: list[Panel] = []
-        for title, number in (("test", self.accuracy), ("training", self.training_accuracy)):
+        best = {label: [self.best(label, depth, whole=False) for depth in self.depths] for label in self.labels}
+        crossed = {
+            label: [i for i, seeds in enumerate(over_depth) if any(run.diverged for run in seeds.values())]
+            for label, over_depth in best.items()
+        }
+        for title, number in (("test", accuracy), ("training", training_accuracy)):
             drawn = {
-                label: [
-                    {seed: number(run) for seed, run in self.best(label, depth, whole=False).items()}
-                    for depth in self.depths
-                ]
-                for label in self.labels
+                label: [{seed: number(run) for seed, run in seeds.items()} for seeds in over_depth]
+                for label, over_depth in best.items()
             }
-            found += points_panel(f"{title} accuracy, {images}", drawn, self.depths, "layers")
+            found += points_panel(f"{title} accuracy, {images}", drawn, self.depths, "layers", crossed=crossed)
         return tuple(found)

@@ -198,10 +198,11 @@ def thm3(settings: Settings) -> Measurement:
         panels=(
             chart(
                 "distance of Δf/η from the formula",
-                {f"{L} branches of {m} layers": means(curves) for (L, m), curves in deviations.items()},
+                {f"{L} branches of {m} layers": means(curves)[::-1] for (L, m), curves in deviations.items()},
                 "relative to ‖Δf‖/η",
-                "-log10 η",
-                x=(-math.log10(rate) for rate in rates),
+                "learning rate η",
+                x=rates[::-1],
+                log_x=True,
             ),
         ),
     )
@@ -340,7 +341,7 @@ def thm4(settings: Settings) -> Measurement:
                 values.setdefault(name, []).append(value)  # type: ignore[union-attr]
     return Measurement(
         values={**values, "√L times the other factors, ResNet-50": widths},
-        panels=(chart("how far a scalar branch moves", curves, "L · |ΔF|/η", "log10 of L", x=map(math.log10, depths)),),
+        panels=(chart("how far a scalar branch moves", curves, "L · |ΔF|/η", "branches L", x=depths, log_x=True),),
     )
 
 

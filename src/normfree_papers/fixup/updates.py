@@ -129,8 +129,8 @@ def _over_depth(settings: Settings, measured: Callable[[int, int, int], dict[str
 
 def _panel(m: int, depths: Sequence[int], curves: Curves) -> Panel:
     averages = {name: means(of) for name, of in curves.items()}
-    labels = ("‖Δf‖/η, root mean square over inputs", "log10 of the number of branches")
-    return chart(f"{m} layers a branch", averages, *labels, x=map(math.log10, depths))
+    label = "‖Δf‖/η, root mean square over inputs"
+    return chart(f"{m} layers a branch", averages, label, "branches", x=depths, log_x=True)
 
 
 def _of_scalars(settings: Settings, L: int, m: int, seed: int) -> float:

@@ -50,6 +50,10 @@ _PLAIN = {"he_in": "ResNet (He fan-in)", "he_out": "ResNet (He fan-out)"}
 _NORMED = {"bn_in": "ResNet BN (He fan-in)", "bn_out": "ResNet BN (He fan-out)"}
 _OURS = {"isograd": "isograd (ours)"}
 LEGEND = {**_KEPT, **_FAN_IN, **_PLAIN, **_NORMED, "bn_identity": "ResNet BN, identity shortcuts", **_BROCK, **_OURS}
+_PANELS = {
+    "scaled shortcuts": (*_KEPT.values(), *_FAN_IN.values(), *_BROCK.values(), *_OURS.values()),
+    "plain or normalized": tuple(name for name in LEGEND.values() if name.startswith("ResNet")),
+}
 _MADE = {  # method and fan of the curves that are no methods of their own
     "bn_in": ("batchnorm_convshort", 0),
     "bn_out": ("batchnorm_convshort", 1),
@@ -209,8 +213,12 @@ def _figure(depth: int, settings: Settings) -> Measurement:
     learnable = _signal(depth, "learnscalar", settings.seeds[0], settings).series("sum_gradient")
     fixed = found["idshort"][0].series("sum_gradient")
     values["LearnScalar against IdShort"] = max(abs(a / b - 1) for a, b in zip(learnable, fixed, strict=True))
+    # Twelve curves in one panel would be a tangle.
     panels = tuple(
-        chart(f"ResNet-{depth}: {title}", curves, "variance", stages=stage_starts(stages))
+        chart(
+            f"ResNet-{depth}, {kind}: {title}", {n: curves[n] for n in names}, "variance", stages=stage_starts(stages)
+        )
+        for kind, names in _PANELS.items()
         for title, curves in (("forward, the signal", forward), ("backward, its gradient", backward))
     )
     return Measurement(

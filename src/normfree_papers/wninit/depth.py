@@ -12,7 +12,20 @@ from normfree.report.panels import Curve, Panel
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.readings import does_not_train, reading, trains
-from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, Sweep, by_seed, combined, held_out, mean, minus
+from normfree_papers.claims.seed_metrics import (
+    CHANCE,
+    CHANCE_LINE,
+    DEAD,
+    DIVERGED,
+    EMBEDDED,
+    Sweep,
+    accuracy,
+    by_seed,
+    combined,
+    held_out,
+    mean,
+    minus,
+)
 
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}
@@ -148,9 +161,11 @@ def fig2_right(settings: Settings) -> Measurement:
     curves = []
     for label in sweep.labels:
         runs = [run for (row, *_), seeds in sweep.runs.items() if row == label for run in seeds.values()]
-        jobs = sorted(map(sweep.accuracy, runs), reverse=True)
-        curves += [Curve(label, tuple(jobs))] if jobs else []
-    title = "test accuracy of every job, " + (_EMBEDDED if settings.quick else "MNIST")
+        runs.sort(key=lambda run: (run.diverged, -accuracy(run)))
+        crossed = tuple(i for i, run in enumerate(runs) if run.diverged)
+        curves += [Curve(label, tuple(map(accuracy, runs)), crossed=crossed)] if runs else []
+    title, x_label = f"test accuracy of every job, {_EMBEDDED if settings.quick else 'MNIST'}", "job, the best first"
+    drawn: dict[str, Any] = {"levels": (CHANCE_LINE,), "note": DIVERGED}
     return Measurement(
         values=(
             {f"share, {label}": share for label, share in shares.items()}
@@ -159,7 +174,7 @@ def fig2_right(settings: Settings) -> Measurement:
                 "depths with a rate ten times larger": sweep.allows("proposed", "data-dependent", 10),
             }
         ),
-        panels=(Panel(title, tuple(curves), "%", "job, the best first", log_y=False),) if curves else (),
+        panels=(Panel(title, tuple(curves), "%", x_label, log_y=False, **drawn),) if curves else (),
         notes=_notes(sweep),
     )
 

@@ -7,6 +7,7 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import get
 from normfree_papers.claims.run_training import gpu_seconds
 from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.robust.training import EPOCHS
 
 CLAIM = get("beyond/isograd")
 BETTER = {"convshort": 0.92, "convshort:fan=in": 0.915, "isograd:shortcut=conv": 0.93, "batchnorm_convshort": 0.935}
@@ -29,7 +30,7 @@ def test_full_runs_are_the_recipe_of_robust():
     asked = measured({})[2].asked
     assert len(asked) == 4 * 3
     for config in asked.values():
-        assert config == recipe("robust_cifar", method=config.method, seed=config.seed)
+        assert config == recipe("robust_cifar", method=config.method, seed=config.seed, epochs=EPOCHS)
     assert {config.method for config in asked.values()} == BETTER.keys()
     assert CLAIM.cost.full_seconds == pytest.approx(sum(map(gpu_seconds, asked.values())), rel=0.02)
 

@@ -127,6 +127,15 @@ def test_baseline_counts_only_with_all_rates_tried():
     assert judgement.status == "undecided"
 
 
+def test_diverged_runs_are_crosses_at_chance_and_count_as_zero():
+    measurement = measured("fig2_left", lambda c: DIVERGED if depth_of(c) > 150 else made_up(90.0))[0]
+    assert measurement.values["data-dependent, 200 layers"] == [0.0]
+    for panel in measurement.panels:
+        curve = next(curve for curve in panel.curves if curve.name == "data-dependent")
+        assert (curve.values[-1], curve.crossed) == (10.0, (len(curve.values) - 1,))
+        assert "× diverged" in panel.note
+
+
 def test_seeds_are_measured_one_by_one():
     values = measured("fig2_left", lambda c: made_up(80.0 + c.seed), seeds=(3, 1))[0].values
     assert values["proposed, 20 layers"] == [81.0, 83.0]  # in the order of the seeds
@@ -140,8 +149,9 @@ def test_share_of_settings_is_counted():
     assert measurement.values["share, proposed - data-dependent"] == [pytest.approx(8 / 25)]
     assert measurement.values["depths with a rate ten times larger"] == [1.0]
     assert judgement.status == "holds"
-    jobs = {curve.name: curve.values for curve in measurement.panels[0].curves}
-    assert jobs["proposed"] == (97.0,) * 10 + (30.0,) * 10 + (0.0,) * 5
+    jobs = {curve.name: curve for curve in measurement.panels[0].curves}
+    assert jobs["proposed"].values == (97.0,) * 10 + (30.0,) * 10 + (10.0,) * 5
+    assert jobs["proposed"].crossed == tuple(range(20, 25))  # diverged, drawn at chance
 
 
 def test_share_is_missing_with_a_run_and_fails_when_equal():

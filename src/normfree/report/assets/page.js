@@ -5,8 +5,11 @@
   const tooltip = find("tooltip");
   const panels = [...data.panels, ...data.sections.flatMap((section) => section.panels)];
   const names = [...new Set(panels.flatMap((panel) => panel.curves.map((curve) => curve.name)))];
+  // What the reader chose, kept while a page of work in progress loads itself again.
+  const kept = recall();
   const legends = [...document.querySelectorAll(".legend")].map(makeLegend);
   const charts = [];
+  let printing = false;
 
   // ---- numbers -------------------------------------------------------------------------------------------------
 
@@ -87,9 +90,10 @@
     return [low - 0.05 * (high - low), high + 0.05 * (high - low)];
   }
 
-  function linearRange(values) {
+  // With `unspread`, single values at names: a small difference would look large.
+  function linearRange(values, unspread) {
     let low = Math.min(...values), high = Math.max(...values);
-    if (low >= 0 && low < 0.5 * high) low = 0;
+    if (low >= 0 && (low < 0.5 * high || unspread)) low = 0;
     const margin = 0.05 * high - 0.05 * low || 0.1 * Math.abs(high) || 1;
     if (low !== 0) low = Math.max(low - margin, -Number.MAX_VALUE);
     return [low, Math.min(high + margin, Number.MAX_VALUE)];
@@ -136,6 +140,7 @@
       x: [curve.x, panel.x, curve.values.map((_, i) => i + 1)].find((x) => x.length),
     }));
     const named = panel.names.length > 0; // categorical x axis: separate points, no lines
+    const unspread = named && curves.every((curve) => !curve.spread.length && !curve.singles.length);
     const along = (position) => (panel.log_x ? Math.log10(position) : position);
     const [left, right] = named ? [0.5, panel.names.length + 0.5] : range([...panel.x, ...curves.flatMap((curve) => range(curve.x))].map(along));
     const whole = curves.every((curve) => curve.x.every(Number.isInteger));
@@ -145,8 +150,8 @@
     let cursor = null;
     let at = null; // the curve and the point that are being read
 
-    function draw() {
-      drawnAt = box.clientWidth;
+    function draw(wide = box.clientWidth) {
+      drawnAt = wide;
       const width = Math.max(200, drawnAt);
       const height = Math.round(Math.min(width > 700 ? 400 : 330, Math.max(220, width * 0.55)));
       svg.replaceChildren();
@@ -159,7 +164,7 @@
       const values = heights.flat().filter((v) => !Number.isNaN(v));
       const nothing = values.length === 0;
       const limits = range([...values, ...[...reached, ...panel.levels.map((level) => place(level.value))].filter((v) => !Number.isNaN(v))]);
-      let [low, high] = nothing ? (log ? [-0.5, 0.5] : [0, 1]) : log ? logRange(limits) : linearRange(limits);
+      let [low, high] = nothing ? (log ? [-0.5, 0.5] : [0, 1]) : log ? logRange(limits) : linearRange(limits, unspread);
       if (!(high / 2 - low / 2 > 0)) [low, high] = [-1, 1];
 
       const count = Math.max(3, Math.floor(height / 36));
@@ -287,8 +292,10 @@
       const singles = curve.singles.map((single) => points.map((point) => ({ x: point.x, y: toY(place(single[point.i])) })).filter((point) => !Number.isNaN(point.y)));
       const few = singles.flatMap((single) => single.map((point, k) => `${named || sparse || !k ? "M" : "L"}${spot(point)}${named || sparse ? "h0" : ""}`));
       if (few.length) add(group, "path", { class: `singles${named || sparse ? " sparse" : ""}`, d: few.join("") });
-      const dots = points.filter((p, k) => !curve.crossed.has(p.i) && (sparse || !(joined(k - 1, k) || joined(k, k + 1))));
-      if (dots.length) add(group, "path", { class: "dots", d: dots.map((point) => `M${spot(point)}h0`).join("") });
+      // A long curve shows some of its points, for their shape.
+      const some = Math.ceil(points.length / 8);
+      const dots = points.filter((p, k) => !curve.crossed.has(p.i) && (sparse || k % some === 0 || !(joined(k - 1, k) || joined(k, k + 1))));
+      if (dots.length) add(group, "path", { class: "dots", d: dots.map((point) => `M${spot(point)}${legend.shape(curve.name, named ? 1.5 : 1)}`).join("") });
       const last = points.at(-1);
       const crossed = points.filter((p) => curve.crossed.has(p.i) || (!named && p === last && p.i < curve.values.length - 1));
       if (crossed.length) {
@@ -406,7 +413,7 @@
     figure.querySelectorAll("[hidden]:not(.gaps)").forEach((node) => { node.hidden = false; });
     const self = { draw, leave, svg, legend };
     charts.push(self);
-    new ResizeObserver(() => { if (box.clientWidth !== drawnAt) { leave(); draw(); } }).observe(box);
+    new ResizeObserver(() => { if (!printing && box.clientWidth !== drawnAt) { leave(); draw(); } }).observe(box);
     draw();
   }
 
@@ -415,10 +422,11 @@
   // One above all charts, or one a section, which hides the curves of that section alone.
   function makeLegend(node) {
     const entries = new Map([...node.querySelectorAll(".entry")].map((entry) => [names[entry.dataset.curve], entry]));
-    const hidden = new Set();
+    const hidden = new Set((kept.hidden ?? []).filter((name) => entries.has(name)));
     const all = node.querySelector(".all");
 
     function update() {
+      keep("hidden", [...hidden]);
       entries.forEach((entry, name) => entry.setAttribute("aria-pressed", String(!hidden.has(name))));
       document.querySelectorAll(".gaps li").forEach((item) => {
         if (legendOf(item) === self) item.hidden = hidden.has(names[item.dataset.curve]);
@@ -447,7 +455,8 @@
     node.hidden = false;
     // The classes of an entry hold the colour and the dash.
     const look = (name) => [...entries.get(name).classList].filter((word) => word !== "entry").join(" ");
-    const self = { node, hidden, look };
+    const shape = (name, size) => entries.get(name).dataset.shape.replace(/-?\d*\.?\d+/g, (number) => ` ${size * number}`);
+    const self = { node, hidden, look, shape, update };
     return self;
   }
 
@@ -457,6 +466,10 @@
   }
 
   document.querySelectorAll(".panel").forEach(makeChart);
+  // Paper has another width than the screen: charts drawn for it keep the size of their letters.
+  addEventListener("beforeprint", () => { printing = true; charts.forEach((chart) => chart.draw(660)); });
+  addEventListener("afterprint", () => { printing = false; charts.forEach((chart) => chart.draw()); });
+  if (kept.hidden?.length) legends.forEach((legend) => legend.update());
   addEventListener("scroll", () => charts.forEach((chart) => chart.leave()), { passive: true });
   addEventListener("pointerdown", (event) => {
     charts.forEach((chart) => chart.svg.contains(event.target) || chart.leave());
@@ -472,10 +485,49 @@
   };
   theme.addEventListener("click", () => {
     document.documentElement.dataset.theme = dark() ? "light" : "dark";
+    keep("theme", document.documentElement.dataset.theme);
     label();
   });
+  if (kept.theme) document.documentElement.dataset.theme = kept.theme;
   system.addEventListener("change", label);
   label();
+
+  // ---- work in progress ------------------------------------------------------------------------------------------
+
+  function recall() {
+    try {
+      return (data.refresh && JSON.parse(sessionStorage.getItem(location.pathname))) || {};
+    } catch {
+      return {}; // the browser keeps nothing for files
+    }
+  }
+
+  function keep(name, value) {
+    kept[name] = value;
+    try {
+      if (data.refresh) sessionStorage.setItem(location.pathname, JSON.stringify(kept));
+    } catch {} // as above
+  }
+
+  const age = () => Math.max(0, Date.now() / 1000 - data.written);
+
+  function describeAge() {
+    const seconds = age();
+    const [size, unit] = [[172800, "days"], [3600, "h"], [60, "min"], [0, "s"]].find(([least]) => seconds >= least);
+    const count = Math.floor(seconds / (unit === "days" ? 86400 : size || 1));
+    const late = data.refresh && seconds > 12 * data.refresh + 60;
+    find("written").textContent = `Written ${count} ${unit} ago.${late ? " Nothing new since: the run may have been stopped." : ""}`;
+  }
+
+  if (data.refresh) {
+    describeAge();
+    setInterval(describeAge, 1000);
+    const loaded = Date.now();
+    setInterval(() => {
+      const idle = tooltip.hidden && !document.hidden; // nobody reads a point
+      if (idle && Date.now() - loaded >= 1000 * Math.max(data.refresh, age() / 10)) location.reload();
+    }, 1000);
+  }
 
   const download = find("download");
   download.href = URL.createObjectURL(new Blob([find("data").textContent], { type: "application/json" }));
