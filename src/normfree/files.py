@@ -46,10 +46,11 @@ _REMEDIES = {
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and move it to `path` at the end.
 
-    If anything inside raises, the temporary file is removed and `path` stays as it was.
+    If anything inside raises, the temporary file is removed and `path` stays as it was. A file that need not survive a
+    power failure is not `durable`: it is not synced to the disk, which may take long.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(4)}{path.suffix}"
@@ -57,12 +58,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
-        sync(temporary)  # otherwise a power failure could leave the new name without the content
+        if durable:
+            sync(temporary)  # otherwise a power failure could leave the new name without the content
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
 
 
 @contextmanager
@@ -148,12 +151,12 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file atomically.
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a UTF-8 file atomically; `durable` is that of `atomic_path`.
 
     A character that UTF-8 cannot hold, such as one from an undecodable file name, becomes '?'.
     """
-    with atomic_path(path) as temporary:
+    with atomic_path(path, durable=durable) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 
 

@@ -19,6 +19,38 @@ from normfree.files import OPEN_FILES, explain_os_errors
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _LONGEST = 20  # digits of the number of a process, the content of a lock
+_PATIENCE = 0.3  # seconds to wait for the lock, which `is_held` shares for microseconds
+
+
+def is_held(folder: Path) -> bool | None:
+    """Whether a process holds the lock of a folder, on this machine or another one; None if that is not known.
+
+    Only the lock itself can say so: a number of a process may belong to another one by now. The question takes a shared
+    lock for an instant, which `hold` waits for, and writes nothing.
+    """
+    try:
+        import fcntl  # not on Windows
+    except ImportError:
+        return None
+    try:
+        handle = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)  # which ends the shared lock
+    return False
+
+
+class HeldError(ValueError):
+    """Another process holds the lock of a folder."""
 
 
 class FolderLock:
@@ -40,17 +72,18 @@ class FolderLock:
         its name. Only Linux has such paths; elsewhere it is the path of the folder.
 
         Raises:
-            ValueError: If another process holds it, the file system has no locks, or the file is not a lock.
+            HeldError: If another process holds it.
+            ValueError: If the file system has no locks, or the file is not a lock.
             OSError: If it cannot be written.
         """
         from filelock import FileLock, Timeout  # imported here because few commands need it
 
         self._require_lock_file()
-        lock = FileLock(self._path, timeout=0, fallback_to_soft=False, on_acquired=self._write_process)
+        lock = FileLock(self._path, timeout=_PATIENCE, fallback_to_soft=False, on_acquired=self._write_process)
         try:
             lock.acquire()
         except Timeout:
-            raise ValueError(
+            raise HeldError(
                 f"expected a folder that no other process trains in, but '{self._folder}' is held{self._holder()}; "
                 "wait for it, or choose another folder"
             ) from None

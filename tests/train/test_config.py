@@ -80,6 +80,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "keep_best": st.booleans(),
     "workers": natural,
     "tensorboard": st.booleans(),
+    "measure_signal": st.booleans(),
 }
 configs = st.builds(TrainConfig, **VALUES)
 
@@ -301,7 +302,7 @@ CHANGED: dict[str, Any] = {
 }  # fmt: skip
 UNCOUNTED: dict[str, Any] = {
     "data_dir": "elsewhere", "device": "cpu", "checkpoint_minutes": 1.0, "checkpoint_epochs": 5, "workers": 0,
-    "keep_last": 1, "keep_best": False, "tensorboard": True, "kernels": "compiled",
+    "keep_last": 1, "keep_best": False, "tensorboard": True, "measure_signal": False, "kernels": "compiled",
 }  # fmt: skip
 
 

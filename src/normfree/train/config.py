@@ -163,6 +163,9 @@ class TrainConfig:
     keep_best: bool = setting(True, "keep the checkpoint with the best validation accuracy as well")
     workers: int = setting(4, "processes that read an image folder, at most one per core", "at least 0")
     tensorboard: bool = setting(False, "write a TensorBoard log beside the metrics")
+    measure_signal: bool = setting(
+        True, "measure the signal over depth after 0, 1, 2, 4, … epochs for page.html; not if compiled or in bf16"
+    )
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -375,7 +378,7 @@ class TrainConfig:
 
 DEEP = 400  # residual branches
 # Settings that change no number of a run; `fingerprint` gives the reasons.
-NOT_IN_FINGERPRINT = {"data_dir", "device", "kernels", "workers", "tensorboard"}
+NOT_IN_FINGERPRINT = {"data_dir", "device", "kernels", "workers", "tensorboard", "measure_signal"}
 NOT_IN_FINGERPRINT |= {"checkpoint_minutes", "checkpoint_epochs", "keep_last", "keep_best"}
 # Settings that may differ when a run is resumed. Another number of epochs changes the schedule from there on.
 MAY_CHANGE = NOT_IN_FINGERPRINT | {"epochs"}

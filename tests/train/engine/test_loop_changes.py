@@ -203,3 +203,25 @@ def test_error_of_a_write_ends_the_run_soon(tmp_path: Path, monkeypatch: pytest.
         fit(tmp_path, epochs=30)
     assert seen == [5, 10]
     assert steps(tmp_path) == {5}
+
+
+def test_every_epoch_is_told_and_an_error_of_the_listener_ends_the_run(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {"model": "resmlp-2-8", "epochs": 3, "batch_size": 16, "workers": 0, "lr": 0.05}
+    config, data = nf.TrainConfig(**settings), tiny_images()
+    nf.fit(config, data=data, out=tmp_path / "whole", on_epoch=told.append)
+    assert told == RunFolder(tmp_path / "whole").read_metrics()
+    assert [record["epoch"] for record in told] == [1, 2, 3]
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["epoch"] == 2:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        nf.fit(config, data=data, out=tmp_path / "stopped", on_epoch=stop)
+    stopped = RunFolder(tmp_path / "stopped")
+    assert (stopped.status, stopped.saved_step) == ("unfinished", 2 * STEPS)
+    again = nf.fit(config, data=data, out=tmp_path / "stopped", resume=True, on_epoch=told.append)
+    assert again.status == "finished"
+    assert [record["epoch"] for record in told] == [1, 2, 3, 3]
+    assert told[3]["train_loss"] == told[2]["train_loss"]  # to the last bit

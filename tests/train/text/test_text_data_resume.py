@@ -189,7 +189,7 @@ def test_run_stopped_while_it_translates_equals_the_uninterrupted_one(
         patch.setattr(translating.translate_tokens, "__kwdefaults__", {**KEYWORDS, "sentences": 1})
         stopped = fit(pairs, tmp_path)
     assert (stopped.status, stopped.signal, stopped.bleu, calls) == ("interrupted", signal.SIGTERM, None, 1)
-    assert not (tmp_path / engine.TRANSLATIONS).exists()
+    assert not (tmp_path / "translations.txt").exists()
     assert fit(pairs, tmp_path, resume=True).status == "finished"
     assert differences(whole, tmp_path) == []
 

@@ -17,29 +17,30 @@ import torch
 from torch import Tensor, nn
 
 from normfree.data import ImageSet
-from normfree.files import explain_os_errors, write_text
+from normfree.files import explain_os_errors
 from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import UntilSignal
-from normfree.train.engine.environment import LaunchQueue, StopRequestedError, Throughput
+from normfree.train.engine.environment import LaunchQueue, Throughput
 from normfree.train.engine.inputs import EvalBatches, Score
+from normfree.train.engine.live import Live, ShowProgress, chosen_progress
 from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.run import checkpoint
-from normfree.train.run.result import EventLog, RunResult, Snapshot, write_curves
-from normfree.train.run.run_folder import RunFolder, RunStatus
+from normfree.train.run.result import RunResult, Snapshot
+from normfree.train.run.result_file import RunStatus
+from normfree.train.run.run_folder import RunFolder
+from normfree.train.run.training_curves import write_curves
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
     from normfree.train.text.generation import Bleu
 
-TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
 _POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device
 _DIVERGED = 255  # a process sends this number to all others if the run diverged; above all signals
 _SAVE_SHARE = 0.1  # the largest share of the time spent on large checkpoints after epochs
 _SMALL_BYTES = 2**25  # a checkpoint of this size may be written after every epoch
 
-State = tuple[dict[str, Tensor], dict[str, Any]]
-"""The tensors and the plain data of a checkpoint."""
+State = tuple[dict[str, Tensor], dict[str, Any]]  # the tensors and the plain data of a checkpoint
 
 
 def fit(
@@ -51,7 +52,8 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Callable[[Snapshot], None] | None = None,
+    progress: ShowProgress | bool | None = None,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
     command: str | None = None,
     picture: bool = True,
 ) -> RunResult:
@@ -69,13 +71,14 @@ def fit(
         model: A model to train, instead of the configured model.
         data: Data to train on, instead of the configured data.
         plan: The plan of a given model that was converted, so that its parameters learn and decay as its method asks.
-        out: The folder to keep the run in. A run in a folder can be resumed bit for bit after a signal, a kill or a
-            power failure. None keeps nothing.
+        out: The folder of the run, which can be resumed bit for bit after a signal or a kill. None keeps nothing.
         resume: Whether to resume the run in `out`. Settings that change no number may differ, and `epochs`.
         overwrite: Whether to replace a run in `out`. It is removed when the new one is ready to train.
-        progress: Called about twice a second with the state of the run.
+        progress: True shows a line of progress, False none; None shows it in a notebook only. A function is called
+            about twice a second with the state of the run.
+        on_epoch: Called with the metrics of every epoch. If it raises an error, the run ends and can be resumed.
         command: The command line to store in the result.
-        picture: Whether to draw curves.png at the end.
+        picture: Whether to write page.html into the folder while the run trains, and to draw curves.png at the end.
 
     Returns:
         The scores, the trained model, and how the run ended.
@@ -84,8 +87,11 @@ def fit(
         ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
         OSError: If the folder cannot be written.
     """
-    with open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup:
-        return Trainer(setup).run(resume=resume, progress=progress, command=command, picture=picture)
+    with (
+        open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup,
+        chosen_progress(progress, setup.config.model, first=setup.processes.first) as show,
+    ):
+        return Trainer(setup, on_epoch).run(resume=resume, progress=show, command=command, picture=picture)
 
 
 class Trainer:
@@ -94,31 +100,28 @@ class Trainer:
     The folder is None for a run that is not saved, and in all processes but the first.
     """
 
-    def __init__(self, setup: TrainSetup) -> None:
+    def __init__(self, setup: TrainSetup, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.setup, self.folder, self.config, self.data = setup, setup.folder, setup.config, setup.data
         self.step, self.inputs, self.processes = setup.step, setup.inputs, setup.processes
         self.total = setup.epoch_steps * setup.config.epochs
         self.done = 0  # steps
         self.validation: Score | None = None
         self.signal: int | None = None
-        self._events: EventLog | None = None
+        self._live, self._on_epoch = Live(setup), on_epoch
         self._throughput = Throughput(setup.inputs.per_step)
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
         self._earlier_seconds = 0.0  # training time of earlier processes
         self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
         self._scored_at = -1  # the step of the last validation
         self._writer: checkpoint.Writer | None = None
-        self._fingerprint: dict[str, Any] = {}
+        self._fingerprint = {} if self.folder is None else self.data.fingerprint(self.config)
         if self.folder is not None:
             self._writer = self.folder.open_writer(keep=self.config.keep_last, keep_best=self.config.keep_best)
-            self._fingerprint = self.data.fingerprint(self.config)
 
-    def run(
-        self, *, resume: bool, progress: Callable[[Snapshot], None] | None, command: str | None, picture: bool
-    ) -> RunResult:
+    def run(self, *, resume: bool, progress: ShowProgress | None, command: str | None, picture: bool) -> RunResult:
         """Train until the end, a signal or a divergence; test the model, and write and return the result."""
         try:
-            self._start(resume)
+            self._start(resume, picture)
             status = self._train(progress)
             self.processes.watching = False  # the first one translates alone
             loss, accuracy, _ = self._poll() if self.done else (None, None, True)
@@ -170,10 +173,9 @@ class Trainer:
         finally:
             if self._writer is not None:
                 self._writer.close()
-            if self._events is not None:
-                self._events.close()
+            self._live.close()
 
-    def _train(self, progress: Callable[[Snapshot], None] | None) -> RunStatus:
+    def _train(self, progress: ShowProgress | None) -> RunStatus:
         """Train all steps that are left, epoch by epoch; return how that ended."""
         config, steps, queue = self.config, self.setup.epoch_steps, LaunchQueue(self.setup.device)
         stop, seed_generators = self.setup.stop, self.setup.seed_generators
@@ -198,9 +200,8 @@ class Trainer:
                     save = False  # the other processes would wait
                 if save or now - self._polled_at >= _POLL_SECONDS:
                     loss, accuracy, alive = self._poll()
-                    if alive and progress is not None:
-                        epochs, speed = self.done / steps, self._throughput.rate(self.done)
-                        progress(Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit))
+                    if alive:
+                        self._report(loss, accuracy, progress)
                 # Clocks and signals differ between processes, but all must end at the same step.
                 ended = self.processes.agree((stop.requested or 0) if alive else _DIVERGED)
                 self.processes.watching = True  # the first step is done, which may take one process longer to compile
@@ -241,11 +242,19 @@ class Trainer:
                 record |= {"validation_loss": self.validation.loss, "validation_accuracy": self.validation.accuracy}
             if self.folder is not None:
                 self.folder.append(record)
-            if self._events is not None:
-                self._events(record)
             if self.done >= self.total or self._save_is_due(epoch):
                 self._save()
+            self._live.end_epoch(record, last=self.done >= self.total)
+            self._report(loss, accuracy)
+            if self._on_epoch is not None:
+                self._on_epoch(record)
         return None
+
+    def _report(self, loss: float, accuracy: float, progress: ShowProgress | None = None) -> None:
+        """Show how far the run is, in its folder and to the caller."""
+        epochs, speed = self.done / self.setup.epoch_steps, self._throughput.rate(self.done)
+        now = Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit, self.validation)
+        self._live.report(now, self._seconds, progress)
 
     def _score(self, batches: EvalBatches | None) -> Score | None:
         """Score the moving average, or the weights if there is none; None without batches or if a signal came."""
@@ -261,18 +270,9 @@ class Trainer:
         """Translate the test sentences, if there are any, and write the lines; None if a signal came."""
         if not self.data.translates_test:
             return None
-        bleu, signal, stop = None, 0, self.setup.stop
-        if self.processes.first:
-            try:
-                lines, bleu = self.data.translate_test(self.setup.model, self.config, stop.raise_if_requested)
-            except StopRequestedError:
-                signal = stop.requested or 0
-            else:
-                if self.folder is not None:
-                    self.folder.require_held()
-                    path = self.folder.place / TRANSLATIONS
-                    with explain_os_errors("the translations", path):
-                        write_text(path, "".join(f"{line}\n" for line in lines))
+        lines, bleu, signal = self.setup.translate_test()
+        if bleu is not None and self.folder is not None:
+            self.folder.write_translations(lines)
         self.signal = self.processes.agree(signal) or None
         return bleu
 
@@ -297,9 +297,8 @@ class Trainer:
 
     def _save_is_due(self, epoch: int) -> bool:
         """Return whether to save after this epoch; large checkpoints take at most a small share of the time."""
-        every = self.config.checkpoint_epochs
         small = sum(tensor.nbytes for tensor in self._saved[-1][0].values()) <= _SMALL_BYTES
-        writer, passed = self._writer, time.perf_counter() - self._saved_at
+        every, writer, passed = self.config.checkpoint_epochs, self._writer, time.perf_counter() - self._saved_at
         worth = small or writer is None or (not writer.busy and passed >= writer.seconds / _SAVE_SHARE)
         return bool(every) and (epoch + 1) % every == 0 and self.processes.broadcast(worth)
 
@@ -338,9 +337,8 @@ class Trainer:
     def _go_back(self) -> None:
         """Restore the last saved state that is known to be good, in the folder too.
 
-        A state is known to be good if the step after it found its loss finite and below the limit. If there is none,
-        it restores the state that this process began with. Clocks decide when states are saved, so all processes take
-        the first one's.
+        A state is good if the step after it found its loss finite and below the limit. Without one, it is the state
+        that this process began with. Clocks decide when states are saved, so all processes take the first one's.
         """
         self.done = int(self.step.count)  # where it diverged
         good = (saved for saved in reversed(self._saved) if saved[1]["step"] < self.done)
@@ -354,7 +352,7 @@ class Trainer:
 
     # Start and end
 
-    def _start(self, resume: bool) -> None:
+    def _start(self, resume: bool, page: bool) -> None:
         """Capture the step, write the configuration or resume, and give all processes the same state."""
         if self.config.graph:
             self.step.start_epoch(0, self.setup.lr_factors(0))
@@ -365,12 +363,12 @@ class Trainer:
                     self._resume(self.folder)
                 else:
                     self.folder.clear()  # of a run that never took a step, or that is to be overwritten
-                if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
-                    self._events = EventLog(self.folder.place, done=self.done)
+                self._live.open_log(self.done)  # first, because a folder with a configuration counts as a run
                 self.folder.write_config(self.setup.config_text, self.setup.plan, source=self.config.model)
                 self.data.write_files(self.folder.place)
         self._share_state()
         self._saved.append(self._state())
+        self._live.start(self.done, page=page)
         self._throughput.start(self.done)
         self._polled_at = self._saved_at = time.perf_counter()
         self._setup_seconds = self._saved_at - self.setup.started
@@ -384,6 +382,7 @@ class Trainer:
                 path, title = self.folder.place / "curves.png", f"{self.config.model}, {self.config.method}"
                 with explain_os_errors("the picture", path):
                     write_curves(self.folder.read_metrics(), path, title)
+        self._live.end()
         self.processes.barrier()
 
     def _poll(self) -> tuple[float, float, bool]:

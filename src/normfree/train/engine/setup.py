@@ -16,7 +16,7 @@ from normfree.data import ImageSet
 from normfree.errors import require_package
 from normfree.models import BaseModel
 from normfree.models.registry import is_foreign
-from normfree.nn.devices import device_of, require_memory
+from normfree.nn.devices import device_of
 from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.overlap import overlap_
@@ -29,6 +29,7 @@ from normfree.train.data import AS_BUILT, as_data, explained_worker_end, mean_sc
 from normfree.train.engine.environment import (
     Processes,
     Stop,
+    StopRequestedError,
     collector_paused,
     join_processes,
     objects_frozen,
@@ -37,12 +38,19 @@ from normfree.train.engine.environment import (
 )
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
 from normfree.train.engine.inputs import Data, Score
+from normfree.train.engine.memory_checks import (
+    explained_shortage,
+    require_room_for_batch,
+    require_room_for_micro_batch,
+    require_room_for_weights,
+)
 from normfree.train.engine.stages import StageChoice, choose_stages, every_module
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
+    from normfree.train.text.generation import Bleu
 
 _log = logging.getLogger("normfree.train")
 
@@ -147,6 +155,16 @@ class TrainSetup:
         self.processes.average_(sums)
         return mean_score(sums)
 
+    def translate_test(self) -> tuple[list[str], Bleu | None, int]:
+        """Translate the test sentences in the first process; return the lines, BLEU, and a signal that came or 0."""
+        if not self.processes.first:
+            return [], None, 0
+        try:
+            lines, bleu = self.data.translate_test(self.model, self.config, self.stop.raise_if_requested)
+        except StopRequestedError:
+            return [], None, self.stop.requested or 0
+        return lines, bleu, 0
+
     def release(self) -> None:
         """End the workers that read data, and leave the model as `load` returns it; a second call does nothing."""
         self.cleanup.close()
@@ -172,7 +190,7 @@ def open_run(
     if config.tensorboard:
         require_package("tensorboard", "tensorboard=true")
     with ExitStack() as stack:
-        stack.enter_context(_explained_shortage(config))
+        stack.enter_context(explained_shortage(config))
         stack.enter_context(explained_worker_end())
         processes = stack.enter_context(join_processes(device))
         stop = stack.enter_context(Stop())
@@ -198,21 +216,6 @@ def open_run(
 
 
 @contextmanager
-def _explained_shortage(config: TrainConfig) -> Iterator[None]:
-    """Turn an error of torch for lack of memory into one sentence."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:  # torch has a class of its own for a GPU only
-        short = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not short and "allocate memory" not in str(error) and "enough memory" not in str(error):
-            raise
-        raise ValueError(
-            f"expected '{config.model}' with batches of {config.batch_size:,} to fit into the memory, but it ran out; "
-            "use a smaller batch_size, more micro-batches (accumulate) or recompute=1"
-        ) from error
-
-
-@contextmanager
 def prepare_training(
     config: TrainConfig,
     *,
@@ -233,7 +236,7 @@ def prepare_training(
     with collector_paused():
         opened = open_data(config) if data is None else as_data(data)
         opened.require_usable()
-        _require_room_for_batch(config, opened, device, processes.world)
+        require_room_for_batch(config, opened, device, processes.world)
         seed_generators(config.seed)
         if plan is not None and model is None:
             raise ValueError("expected `plan` together with the converted model, got a plan alone; pass model= as well")
@@ -253,7 +256,8 @@ def prepare_training(
             remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
             raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
         images = config.batch_size // config.accumulate // processes.world
-        _require_room_for_weights(trained, config, device)
+        require_room_for_weights(trained, config, device)
+        require_room_for_micro_batch(trained, config, opened, device, images)
         choice = choose_stages(trained, config, device, images)
         for stage in choice.stages:
             stage.prepare(device, images)
@@ -282,22 +286,6 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     if plan is not None:
         method = config.method if plan.changes is None else getattr(plan.changes, "method", AS_BUILT)
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
-
-
-def _require_room_for_batch(config: TrainConfig, data: Data, device: torch.device, world: int) -> None:
-    """Raise `ValueError` if the images of a batch do not fit into the memory."""
-    if data.kind == "images":
-        each = sum(x[0].nbytes for x in data.example(config, 1))
-        batch = f"a batch of {config.batch_size:,} images"
-        require_memory(batch, config.batch_size // world * each, "use a smaller batch_size", device)
-
-
-def _require_room_for_weights(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
-    """Raise `ValueError` if the weights and their optimizer do not fit into the memory."""
-    count = sum(parameter.numel() for parameter in model.parameters())
-    vectors = 2 + (1 if config.optimizer == "sgd" else 2) + bool(config.ema)  # weights, gradient, optimizer, average
-    remedy = "choose a smaller model, or another machine"
-    require_memory(f"the weights of '{config.model}' and their optimizer", 4 * count * vectors, remedy, device)
 
 
 def _require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:

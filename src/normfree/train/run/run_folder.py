@@ -2,7 +2,8 @@
 
 config.toml      the effective configuration            metrics.jsonl    one JSON object per line, each with a 'step'
 checkpoint-…/    see `normfree.train.run.checkpoint`    result.json      status, numbers, commit, versions, hardware
-lock             held while a process trains here
+lock             held while a process trains here        signal.jsonl     the signal over depth, if it is measured
+progress.json    how far a run is that has not ended     page.html        the run on one page; curves.png, its picture
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -24,10 +25,8 @@ from normfree.checksums import (
     Checksum,
     check_sealed_text,
     has_checksum,
-    has_kinds,
     list_checksums,
     read_limited,
-    read_sealed_json,
 )
 from normfree.files import (
     TEMPORARY,
@@ -36,6 +35,7 @@ from normfree.files import (
     to_json_values,
     write_sealed_json,
     write_sealed_text,
+    write_text,
 )
 from normfree.folder_lock import FolderLock
 from normfree.methods.history import FIRST_RELEASE
@@ -44,16 +44,16 @@ from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
 from normfree.train.run.metrics_file import read_lines
+from normfree.train.run.result_file import RESULT, RunStatus, read_result
 
 _log = logging.getLogger("normfree.train")
 
-RunStatus = Literal["finished", "interrupted", "diverged"]
-_REPLACED = (checkpoint.METRICS, "curves.png", "plan.json", "translations.txt", "vocabulary.model", "config.toml")
-# The kinds of the values that are read from a result, which may be forged; a number may be "nan".
-_KINDS: dict[str, Any] = {"status": str, "seconds": int | float | str, "config": dict, "files": dict}
-_SCORE_KINDS: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "score"), int | float | str)
+_REPLACED = (
+    checkpoint.METRICS, "curves.png", "page.html", "progress.json", "signal.jsonl", "plan.json", "translations.txt",
+    "vocabulary.model", "config.toml",
+)  # fmt: skip
 # Names that `atomic_path` gives to files that are not finished.
-_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:\w{8}|[0-9a-f]{16})\.(?:toml|jsonl?|png|txt|model)")
+_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:\w{8}|[0-9a-f]{16})\.(?:toml|jsonl?|png|html|txt|model)")
 
 
 class RunFolder:
@@ -88,7 +88,7 @@ class RunFolder:
     @property
     def result_path(self) -> Path:
         """The path of the result."""
-        return self.path / "result.json"
+        return self.path / RESULT
 
     @property
     def exists(self) -> bool:
@@ -340,6 +340,13 @@ class RunFolder:
             place = self.place / self.result_path.name
             write_sealed_json(place, {**without_folders({**result, **origin(device)}), "files": files})
 
+    def write_translations(self, lines: Iterable[str]) -> None:
+        """Write the translations of the test sentences, one per line."""
+        self.require_held()
+        path = self.place / "translations.txt"
+        with explain_os_errors("the translations", path):
+            write_text(path, "".join(f"{line}\n" for line in lines))
+
     def _close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
@@ -372,14 +379,7 @@ class RunFolder:
         Raises:
             ValueError: If there is no result, or the file is damaged.
         """
-        if not self.result_path.exists():
-            raise ValueError(f"expected a result at '{self.result_path}', found none; finish the run with --resume")
-        result = read_sealed_json(self.result_path, "the result of a run", "delete it")
-        scores = [result[name] for name in ("validation", "test", "bleu") if result.get(name) is not None]
-        whole = has_kinds(result, _KINDS) and all(has_kinds(score, _SCORE_KINDS) for score in scores)
-        if result.get("status") not in get_args(RunStatus) or not whole:
-            raise ValueError(f"expected a result with a status, but '{self.result_path}' is damaged; delete it")
-        return result
+        return read_result(self.result_path)
 
 
 def _require_epochs(before: TrainConfig, config: TrainConfig, step: int, epoch_steps: int) -> None:
