@@ -1,6 +1,7 @@
 """`normfree compare` and `normfree demo` in this process: what they print, write and refuse."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_compare_prints_a_table_and_writes_the_files(run: Run, tmp_path: Path) -
         ["he_in", "resmlp-60-8", "122"],
     ]
     assert "1 of 1" in out
-    assert "A linear classifier on the pixels gets 83.5 %." in out
+    assert "A linear classifier gets 83.5 %." in out
     assert {path.name for path in tmp_path.glob("comparison.*")} == {
         "comparison.json", "comparison.html", "comparison.png", "comparison.svg",
     }  # fmt: skip
@@ -69,6 +70,8 @@ def test_compare_prints_a_table_and_writes_the_files(run: Run, tmp_path: Path) -
         (("--set", "lr=0.1"), "use --lr"),
         (("--set", "epoch=1"), "did you mean 'epochs'"),
         (("--lr", "-1", *PAIR), "expected 'lr' above 0"),
+        (("--on", "slurm"), "expected 'local', 'ray' or 'ray://HOST:PORT' as the place of the runs, got 'slurm'"),
+        (("--cpus-per-run", "2"), "--cpus-per-run needs a cluster; leave it out, or add --on ray"),
     ],
 )
 def test_wrong_comparison_is_refused(run: Run, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
@@ -97,3 +100,27 @@ def test_demo_prints_and_writes(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     assert f"Open {tmp_path / 'index.html'} in a browser" in out
     assert (tmp_path / "index.html").exists()
     assert (tmp_path / "demo.png").exists()
+
+
+def test_demo_refuses_a_file_in_place_of_its_folder_before_it_measures(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(room, "run_demo", lambda *_, **__: pytest.fail("it measured"))
+    with pytest.raises(ValueError, match=r"expected --out to be a folder, but '.*file' is a file"):
+        run("demo", "--out", tmp_path / "file")
+
+
+def test_compare_says_how_many_runs_there_are(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ("-m", "fixup", "--model", "resmlp-1-8", *SHORT, "--out", str(tmp_path), "--lr", "0.1")
+    run("compare", *one)
+    monkeypatch.setattr("normfree.report.terminal.EVERY", 0.0)
+    monkeypatch.setattr("normfree.report.terminal._SHARE", 0.0)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(compare_methods)
+    app([*one, "--lr", "0.01", "--lr", "0.03"], standalone_mode=False)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "3 runs, 1 of them trained before"
+    assert any("2 of 3 done" in line and re.search(r"about \d+ s left, fixup, resmlp-1-8, lr", line) for line in said)

@@ -269,16 +269,16 @@ def test_signal_is_the_exit_status_and_the_run_goes_on(
 
 
 def test_progress_of_a_resumed_run_starts_where_it_was(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normfree.report import terminal
+    from normfree.train.engine import live
 
     begun: list[int] = []
-    original = terminal.progress
+    original = live.progress
 
     def noted(what: str, **options: Any) -> Any:
         begun.append(options["done"])
         return original(what, **options)
 
-    monkeypatch.setattr(terminal, "progress", noted)
+    monkeypatch.setattr(live, "progress", noted)
     with monkeypatch.context() as patch:
         stop_at(patch, 7, signal.SIGTERM)
         run("train", *SMALL, "--out", "run")

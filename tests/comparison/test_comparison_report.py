@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import statistics
 from pathlib import Path
 
 import pytest
@@ -79,15 +78,15 @@ def test_validation_of_a_diverged_run_does_not_count() -> None:
     assert [(p.lr, p.test, p.diverged) for p in both.points] == [(0.01, 0.1, 1)]
 
 
-def test_panel_shows_spread_levels_and_one_curve_a_shape() -> None:
-    runs = [run("fixup", d, 0.1, 0.5, 0.5 + 0.1 * seed, seed) for d in (4, 40) for seed in (0, 1)]
+def test_panel_shows_single_seeds_levels_and_one_curve_a_shape() -> None:
+    runs = [run("fixup", d, 0.1, 0.5, 0.5 + 0.2 * seed, seed) for d in (4, 40) for seed in (0, 1)]
     drawn = panel(made(*runs, lrs=(0.1,), seeds=(0, 1)))
     assert drawn.log_x
     assert [level.value for level in drawn.levels] == [80.0, 10.0]
     (curve,) = drawn.curves
     assert curve.x == (4.0, 40.0)
-    assert curve.values == pytest.approx((55.0, 55.0))
-    assert curve.spread == pytest.approx((100 * statistics.stdev([0.5, 0.6]),) * 2)
+    assert curve.values == pytest.approx((60.0, 60.0))
+    assert sorted(curve.singles) == [pytest.approx((50.0, 50.0)), pytest.approx((70.0, 70.0))]
 
 
 def test_save_writes_every_kind(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import normfree
 from normfree.comparison.process_pool import Reports, _receive, _send_next, _work, run_tasks
 from normfree.train.engine.environment import Stop
+from ray_nodes import wait_until
 
 
 def test_error_of_a_process_is_one_sentence() -> None:
@@ -94,6 +95,48 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"process {process} is still there")
+
+
+BUSY = """
+import os, signal, sys, time
+from normfree.comparison.process_pool import run_tasks
+from normfree.train.engine.environment import Stop
+from stopped_tasks import save_at_a_signal
+
+if __name__ == "__main__":
+    with Stop() as stop:
+        list(run_tasks(save_at_a_signal, sys.argv[1:], jobs=2, stop=stop))
+"""
+TASK = """
+import os, pathlib, time
+from normfree.train.engine.environment import Stop
+
+def save_at_a_signal(path):
+    pathlib.Path(path).write_text(str(os.getpid()))
+    with Stop() as stop:
+        while not stop.requested:
+            time.sleep(0.05)
+    pathlib.Path(path + ".saved").touch()
+"""
+
+
+@pytest.mark.slow  # it imports torch in three processes
+@pytest.mark.faults
+def test_busy_processes_save_and_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(BUSY, encoding="utf-8")
+    (tmp_path / "stopped_tasks.py").write_text(TASK, encoding="utf-8")
+    tasks = [tmp_path / "one", tmp_path / "two"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(Path(normfree.__file__).parents[1]), str(tmp_path))),
+    }
+    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py", *tasks], env=environment)
+    wait_until(lambda: all(task.exists() and task.read_text() for task in tasks), 60, "the begin of the tasks")
+    parent.kill()
+    parent.wait()
+    processes = [int(task.read_text()) for task in tasks]
+    wait_until(lambda: not any(Path("/proc", str(process)).exists() for process in processes), 30, "their end")
+    assert all(task.with_name(f"{task.name}.saved").exists() for task in tasks)
 
 
 def test_ctrl_c_while_processes_start_stops_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,10 @@ from example_pages import FOLDER, NAMES, NOTEBOOKS, OUTPUT, fingerprint, index_p
 from example_runs import run
 from normfree.methods import names, unregister
 
-ALLOWED = {"normfree", "torch", "collections", "inspect", "math"}
-FRAMEWORK = {"convert_timm": "timm", "convert_gpt2": "transformers", "private_training": "opacus"}
-# What an example shows: a pattern for a number, and the range of the number. Chance is 12 to 25 %, or 8 bits per byte;
+ALLOWED = {"normfree", "torch", "collections", "inspect", "math", "tempfile"}
+FRAMEWORK = {"convert_timm": "timm", "convert_gpt2": "transformers", "private_training": "opacus",
+             "cluster_sweep": "ray"}  # fmt: skip
+# What an example shows: a pattern for a number, and the range of the number. Chance is 10 to 25 %, or 8 bits per byte;
 # a linear classifier has 75 % of the points of thousand_layers.
 SHOWN = {
     "debug_training": (r"mended: (\d+)% of the points", 85, 100),
@@ -31,6 +32,7 @@ SHOWN = {
     "private_training": (r"epoch 5: accuracy (\d+)%", 85, 100),
     "add_a_method": (r"2 epochs: ([\d.]+)%", 70, 100),
     "training_loop": (r"accuracy (\d+)%;", 85, 100),
+    "cluster_sweep": (r"fixup with 50 layers: (\d+)% at", 70, 100),
 }
 SECONDS = 120
 
@@ -119,12 +121,21 @@ def test_notebook_is_the_script(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("own_methods_removed")
 @pytest.mark.parametrize("name", NAMES)
-def test_example_runs_as_shown(name: str, tmp_path: Path) -> None:
+def test_example_runs_as_shown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in FRAMEWORK:
         pytest.importorskip(FRAMEWORK[name])
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # a cluster of its own, even if another one runs here
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # Ray would write a token into the home folder
     printed, seconds = run(name, tmp_path)
     assert without_numbers(printed) == without_numbers((OUTPUT / f"{name}.txt").read_text(encoding="utf-8"))
     require_shown(name, printed)
     assert seconds < SECONDS
     for picture in pictures(name):
         assert (tmp_path / picture.name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_sweep_says_in_one_sentence_that_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normfree.errors.find_spec", lambda name: None)
+    scope = runpy.run_path(str(FOLDER / "cluster_sweep.py"), run_name="example")
+    with pytest.raises(SystemExit, match=r"^a run on a cluster needs ray, which is not installed; in a clone of"):
+        scope["main"]()

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import Plugins, command_line, load_plugins, require_alone
+from normfree.cli.options import (
+    CpusPerRun,
+    GpusPerRun,
+    On,
+    Plugins,
+    command_line,
+    load_plugins,
+    require_alone,
+    require_engine,
+    require_folder,
+)
 from normfree.errors import require_package
 
 if TYPE_CHECKING:
@@ -41,6 +51,9 @@ def compare_methods(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one per CPU core).")
     ] = None,
+    on: On = "local",
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     draw: Annotated[
         Path | None,
@@ -70,6 +83,9 @@ def compare_methods(
         raise ValueError(
             f"--plugin cannot be combined with --jobs {jobs}: worker processes do not load plug-ins; use --jobs 1"
         )
+    require_engine(on, jobs, cpus_per_run, gpus_per_run)
+    if plugin and on != "local":
+        raise ValueError(f"--plugin cannot be combined with --on {on}: the workers do not load plug-ins")
     require_package("matplotlib", "the plot of a comparison")
     require_package("jinja2", "the page of a comparison")
     load_plugins(plugin)
@@ -78,7 +94,19 @@ def compare_methods(
     from normfree.files import to_json_values
     from normfree.report.terminal import progress
 
-    with progress("runs") as update:
+    processes = 1 if plugin or on != "local" else jobs or default_jobs(base.device)
+    told = False
+
+    with progress("runs", estimate=False) as update:
+
+        def show(done: int, total: int, text: str) -> None:
+            nonlocal told
+            if not told and total > 1:
+                before = f", {done} of them trained before" if done else ""
+                messages.print(f"{total} runs{before}", markup=False)
+            told = True
+            update(done, total, text)
+
         found = compare(
             base,
             methods=method or ["fixup", "batchnorm"],
@@ -86,8 +114,11 @@ def compare_methods(
             seeds=range(seeds),
             lrs=lr or None,
             out=out,
-            jobs=1 if plugin else jobs or default_jobs(base.device),
-            progress=update,
+            jobs=processes,
+            on=on,
+            cpus_per_run=cpus_per_run,
+            gpus_per_run=gpus_per_run,
+            progress=show,
         )
     if as_json:
         typer.echo(json.dumps(to_json_values(found.to_json()), indent=1, ensure_ascii=False))
@@ -106,7 +137,8 @@ def compare_methods(
         "--lr": lr,
         "--seeds": seeds,
     }
-    typed |= {"--out": out, "--jobs": jobs, "--plugin": plugin}
+    typed |= {"--out": out, "--jobs": jobs, "--on": None if on == "local" else on}
+    typed |= {"--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run, "--plugin": plugin}
     for path in save(found, out, command=command_line("compare", options=typed)):
         messages.print(f"wrote {path}", markup=False)
 
@@ -150,6 +182,7 @@ def make_demo(
     from normfree.report import open_console, print_table
     from normfree.report.terminal import progress
 
+    require_folder(out, "--out")
     console = open_console()
     with progress("demo") as update:
         demo = run_demo(out, jobs=jobs or default_jobs("cpu"), progress=update)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.completion import complete_method
 from normfree.cli.options import Example, Plugins, example_inputs, load_plugins, require_model, require_one_input
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ def convert_model(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME or package.module:factory.")
     ],
-    method: Annotated[str | None, typer.Option("--method", "-m", help="The method (default: fixup).")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="The method (default: fixup).", autocompletion=complete_method)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the converted model and the report.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.completion import complete_method
 from normfree.cli.options import (
     DEVICE,
     Example,
@@ -37,7 +38,9 @@ def diagnose_model(
     model: Model,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", help="A method, repeated to compare (default: fixup)."),
+        typer.Option(
+            "--method", "-m", help="A method, repeated to compare (default: fixup).", autocompletion=complete_method
+        ),
     ] = None,
     shape: Annotated[
         str,
@@ -95,9 +98,11 @@ def diagnose_model(
         return
     folder = model_folder(model)
     _require_weights(model, folder, method, checkpoint)
-    place = device_of(device)
     require_one_input(context)
     inputs, targets = _inputs(model, folder, data, example, shape, batch, seed)
+    place = device_of(device)
+    if is_foreign(model) and method:
+        raise ValueError(f"--method needs a model of normfree; '{model}' is diagnosed as it is, so leave --method out")
     single = is_foreign(model) or folder is not None  # such a model has its method already
     found = [
         _diagnose(
@@ -167,8 +172,6 @@ def _require_outputs(fail_on: str, out: Sequence[Path], formats: Sequence[str] =
 
 def _require_weights(model: str, folder: Path | None, method: list[str] | None, checkpoint: Path | None) -> None:
     """Refuse a method or a checkpoint that the model does not take."""
-    from normfree.models.registry import is_foreign
-
     if folder is None:
         require_model(model, "diagnose")
     elif method or checkpoint is not None:
@@ -181,8 +184,6 @@ def _require_weights(model: str, folder: Path | None, method: list[str] | None, 
             f"the file '{checkpoint}' belongs to the run or converted model in '{inside}'; "
             f"diagnose the folder instead: normfree diagnose {inside}"
         )
-    if is_foreign(model) and method:
-        raise ValueError(f"--method needs a model of normfree; '{model}' is diagnosed as it is, so leave --method out")
 
 
 def _inputs(
@@ -219,10 +220,11 @@ def _diagnose(
 
     from normfree.diagnostics import diagnose
     from normfree.models.named_models import build_by_name, to_device
-    from normfree.report.terminal import progress
+    from normfree.nn.devices import require_room_for_activations
+    from normfree.report.terminal import notice, progress
 
     label = method or model
-    with progress(f"diagnosing {label}"):
+    with progress(f"diagnosing {label}"), notice(f"diagnosing {label}: building and measuring {model} takes a while"):
         try:
             if folder is None:
                 built = build_by_name(model, method, inputs=inputs, checkpoint=checkpoint, seed=seed)
@@ -231,6 +233,8 @@ def _diagnose(
 
                 built = load(folder, trust=trust)
             built.train(train).to(to)
+            if isinstance(inputs, torch.Tensor):
+                require_room_for_activations(built, [inputs[:2]], len(inputs), "pass a smaller --batch", to)
             moved = to_device(inputs, to), None if targets is None else targets.to(to)
             return diagnose(built, *moved, name=label, generator=torch.Generator().manual_seed(seed))
         except (RuntimeError, IndexError, TypeError) as error:  # torch's errors for shapes or labels that do not fit

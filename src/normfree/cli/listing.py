@@ -1,4 +1,6 @@
-"""Verbs that change nothing: `methods` and `models` list them, and `check` verifies the files of stored folders."""
+"""Verbs that change nothing: `methods` and `models` list them, and `check` verifies the files of stored folders;
+and the list of recipes of `train`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,19 @@ from typing import Annotated
 
 import typer
 
+from normfree.cli.completion import complete_method
 from normfree.cli.options import Plugins, load_plugins
 from normfree.report import Column, Table, print_table
 
 
 def list_methods(
     methods: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME…", help="Explain these methods, with their options and papers.")
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME…",
+            help="Explain these methods, with their options and papers.",
+            autocompletion=complete_method,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
     plugin: Plugins = None,
@@ -103,3 +111,20 @@ def check_folders(
             print_table(Table(f"{kind} in {folder}", columns, rows, caption=f"{counts}."))
     if any(file.state == "damaged" for _, _, files in found for file in files):
         raise typer.Exit(1)
+
+
+def list_recipes(as_json: bool) -> None:
+    """Print the recipes, as `normfree train --list` does."""
+    from normfree.train.recipes import recipes
+
+    found = [(r.name, r.summary, r.reference, r.config) for r in recipes().values()]
+    if as_json:
+        plain = [{"name": n, "summary": s, "reference": r, "config": asdict(c)} for n, s, r, c in found]
+        typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
+        return
+    columns = tuple(
+        Column(name, style="cyan" if name == "recipe" else None) for name in ("recipe", "description", "from")
+    )
+    rows = tuple((name, summary, reference) for name, summary, reference, _ in found)
+    caption = "normfree train RECIPE runs one; --show prints its settings, --set changes one."
+    print_table(Table("Recipes", columns, rows, caption=caption))

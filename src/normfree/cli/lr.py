@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.completion import complete_method
 from normfree.cli.options import (
     DEVICE,
     Example,
@@ -30,7 +31,13 @@ def find_rate(
     context: typer.Context,
     model: Model,
     method: Annotated[
-        str, typer.Option("--method", "-m", help="The method (default: fixup); other packages' models are converted.")
+        str,
+        typer.Option(
+            "--method",
+            "-m",
+            help="The method (default: fixup); other packages' models are converted.",
+            autocompletion=complete_method,
+        ),
     ] = "",
     shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x64x64.")] = "",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs in a batch.")] = 16,

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from normfree.cli.completion import complete_model
 from normfree.errors import require_package
 
 DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best device available.")
@@ -22,6 +23,7 @@ Model = Annotated[
         metavar="MODEL",
         help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
         "converted model.",
+        autocompletion=complete_model,
     ),
 ]
 
@@ -43,6 +45,45 @@ Trust = Annotated[
         "--trust", help="Import the module that a stored folder or configuration names for its model, and run its code."
     ),
 ]
+
+
+On = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="PLACE",
+        help="Where the runs are trained: local (processes of this machine), ray (a Ray cluster) or ray://HOST:PORT.",
+    ),
+]
+
+CpusPerRun = Annotated[
+    float | None, typer.Option("--cpus-per-run", metavar="N", help="CPU cores of each run on a cluster (default: 1).")
+]
+
+GpusPerRun = Annotated[
+    float | None,
+    typer.Option(
+        "--gpus-per-run",
+        metavar="N",
+        help="GPUs of each run on a cluster, or a share such as 0.25 (default: 1 with --set device=cuda, else 0).",
+    ),
+]
+
+
+def require_engine(on: str, jobs: int | None, cpus_per_run: float | None, gpus_per_run: float | None) -> None:
+    """Refuse a place that is unknown or cannot be used, and options that do not belong to it, before any work."""
+    if on == "local":  # without the import of torch
+        for name, value in (("--cpus-per-run", cpus_per_run), ("--gpus-per-run", gpus_per_run)):
+            if value is not None:
+                raise ValueError(f"{name} needs a cluster; leave it out, or add --on ray")
+        return
+    from normfree.comparison.ray_connection import require_reachable
+    from normfree.comparison.run_engine import choose_engine
+
+    choose_engine(on, shared=Path(), cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run)
+    if jobs is not None:
+        raise ValueError("--jobs is for this machine, and a cluster runs as many as its resources allow; leave it out")
+    require_reachable("" if on == "ray" else on)
 
 
 def load_plugins(modules: Sequence[str] | None) -> None:
@@ -115,21 +156,33 @@ def require_one_input(context: typer.Context) -> None:
     require_either(context, "--data", ["--input", "--batch"], "--data gives the whole input")
 
 
-def require_output(path: Path, formats: Sequence[str]) -> None:
+def require_output(path: Path, formats: Sequence[str], option: str = "--out") -> None:
     """Refuse a file that could not be written, before anything is measured: its format, folder and packages."""
     suffix = path.suffix.lower()
     if suffix not in formats:
         *first, last = formats
-        raise ValueError(f"expected --out to end in {', '.join(first)} or {last}, got '{path.name}'")
+        known = f"{', '.join(first)} or {last}" if first else last
+        raise ValueError(f"expected {option} to end in {known}, got '{path.name}'")
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
+        raise ValueError(f"expected {option} in a folder that exists, got '{path}'; make the folder first")
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ValueError(f"expected --out to be a file that can be written, got '{path}'; choose another")
+        raise ValueError(f"expected {option} to be a file that can be written, got '{path}'; choose another")
     if suffix in (".png", ".svg"):
         require_package("matplotlib", "a plot")
     if suffix == ".html":
         require_package("jinja2", "a page")
+
+
+def require_folder(path: Path, option: str) -> None:
+    """Refuse a folder that could not be written, before anything is fetched or measured."""
+    above = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    if not above.is_dir():
+        raise ValueError(
+            f"expected {option} to be a folder, but '{above}' is a file; move it, or choose another folder"
+        )
+    if not os.access(above, os.W_OK):
+        raise ValueError(f"expected {option} to be a folder that can be written, got '{path}'; choose another")
 
 
 def require_model(model: str, verb: str) -> None:

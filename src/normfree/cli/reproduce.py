@@ -8,12 +8,24 @@ from typing import Annotated, Any
 
 import typer
 
-from normfree.cli.options import given, require_alone, require_either
+from normfree.cli.completion import complete_claim
+from normfree.cli.options import (
+    CpusPerRun,
+    GpusPerRun,
+    On,
+    given,
+    require_alone,
+    require_either,
+    require_engine,
+)
 
 
 def reproduce_claims(
     context: typer.Context,
-    claims: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Claims such as robust/fig2.")] = None,
+    claims: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID…", help="Claims such as robust/fig2.", autocompletion=complete_claim),
+    ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List all claims with their status.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small runs: minutes on a CPU.")] = False,
@@ -32,6 +44,9 @@ def reproduce_claims(
     ] = None,
     kept: Annotated[bool, typer.Option("--kept", help="Train nothing; judge by the stored runs.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Training runs at a time.")] = None,
+    on: On = "local",
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     draw: Annotated[
         bool, typer.Option("--draw", help="Draw the pictures of the stored results again; measure nothing.")
     ] = False,
@@ -50,7 +65,8 @@ def reproduce_claims(
     """
     require_alone(context, "--list", beside=("--json", "--out"))
     require_alone(context, "--draw", beside=("--out", "--write", *(claims or ())))
-    require_either(context, "--kept", ["--only", "--jobs"], "--kept trains nothing")
+    require_either(context, "--kept", ["--only", "--jobs", "--on"], "--kept trains nothing")
+    require_engine(on, jobs, cpus_per_run, gpus_per_run)
     if write and not claims:
         idle = [name for name in given(context) if name not in ("--out", "--write", "--draw")]
         if idle:
@@ -66,6 +82,8 @@ def reproduce_claims(
         again=again,
         only=() if kept else tuple(only or ()) or None,
         jobs=jobs,
+        on=on,
+        resources={"cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run},
         listing=listing,
         as_json=as_json,
         draw=draw,

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normfree.cli.completion import complete_data, complete_method, complete_model, complete_recipe
 from normfree.cli.data import SIZE, SOURCE, TARGET, TEXT, prepared_name
+from normfree.cli.dry_run import print_dry_run
+from normfree.cli.listing import list_recipes
 from normfree.cli.options import (
     DEVICE,
     Plugins,
@@ -41,11 +44,25 @@ DIVERGED = 3  # exit status; a signal gives 128 plus its number, as in a shell
 
 def train_model(
     context: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A named configuration; see --list.")] = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="See normfree models.")] = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", metavar="NAME", help="See normfree methods.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE", help="A named configuration; see --list.", autocompletion=complete_recipe),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="See normfree models.", autocompletion=complete_model)
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", "-m", metavar="NAME", help="See normfree methods.", autocompletion=complete_method),
+    ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="NAME", help="See normfree data list; folder:PATH for your images.")
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="NAME",
+            help="See normfree data list; folder:PATH for your images.",
+            autocompletion=complete_data,
+        ),
     ] = None,
     data_dir: Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets.")] = None,
     epochs: Annotated[str | None, typer.Option("--epochs", metavar="N", help="Passes over the training data.")] = None,
@@ -71,6 +88,10 @@ def train_model(
     show: Annotated[
         bool, typer.Option("--show", help="Print all settings with explanations, as TOML; do not train.")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Measure a few steps; print parameters, memory, steps and time; write nothing."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
     trust: Trust = False,
@@ -88,6 +109,7 @@ def train_model(
     require_either(context, "--show", ["--json"], "--show prints TOML")
     require_either(context, "--resume", ["--out"], f"the run in '{resume}' stays in its folder")
     require_either(context, "--overwrite", ["--resume"], "--resume continues the run")
+    require_either(context, "--dry-run", ["--resume", "--show"], "--dry-run measures a new run")
     if overwrite and out is None:
         raise ValueError("--overwrite needs --out, the folder of the run to replace; without it, every run has its own")
     is_text = source is not None or target is not None or text is not None
@@ -101,15 +123,18 @@ def train_model(
     named |= {"--lr": lr, "--device": device}
     changes = list(changes or [])
     if is_text:
-        changes.append(f"data={prepared_name(source, target, text, vocabulary, prepare=not show)}")
+        changes.append(f"data={prepared_name(source, target, text, vocabulary, prepare=not (show or dry_run))}")
     settings = [f"{name[2:].replace('-', '_')}={value}" for name, value in named.items() if value is not None]
     settings += changes
     if listing or not (recipe or settings or config or resume or show):
-        _list_recipes(as_json)
+        list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # 2 as for `normfree` without arguments
     chosen = configuration(recipe, file=config, changes=settings, resume=resume, trust=trust)
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
+        return
+    if dry_run:
+        print_dry_run(chosen, out, overwrite=overwrite, as_json=as_json, show=_is_first_process())
         return
     from normfree.train.run.run_folder import RunFolder
 
@@ -187,8 +212,8 @@ def _refuse_model(name: str) -> None:
 def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, command: str) -> RunResult:
     """Train with a line of progress, preceded by the warnings about the configuration."""
     from normfree.report import open_console
-    from normfree.report.terminal import metrics_text, progress
     from normfree.train.engine.environment import SharedError
+    from normfree.train.engine.live import progress_line
     from normfree.train.engine.loop import fit
     from normfree.train.run.run_folder import RunFolder
 
@@ -197,7 +222,7 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, co
     try:
         with (
             _log_shown(first),
-            progress(config.model, done=(RunFolder(folder).saved_step or 0) if resume else 0, show=first) as update,
+            progress_line(config.model, done=(RunFolder(folder).saved_step or 0) if resume else 0, show=first) as show,
         ):
 
             def show_progress(s: Snapshot) -> None:
@@ -205,8 +230,7 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, co
                 if not warned:
                     _print_warnings(config, s.total, open_console(stderr=True))
                 warned = True
-                text = metrics_text(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit)
-                update(s.done, s.total, text)
+                show(s)
 
             return fit(config, out=folder, resume=resume, overwrite=overwrite, progress=show_progress, command=command)
     except SharedError:
@@ -373,22 +397,3 @@ def _print_warnings(config: TrainConfig, steps: int, console: Console) -> None:
     """Print the warnings about settings that do not suit a run of this length."""
     for warning in config.warnings(steps):
         console.print(warning, markup=False, style="yellow")
-
-
-def _list_recipes(as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from normfree.report import Column, Table, print_table
-    from normfree.train.recipes import recipes
-
-    found = [(r.name, r.summary, r.reference, r.config) for r in recipes().values()]
-    if as_json:
-        plain = [{"name": n, "summary": s, "reference": r, "config": asdict(c)} for n, s, r, c in found]
-        typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
-        return
-    columns = tuple(
-        Column(name, style="cyan" if name == "recipe" else None) for name in ("recipe", "description", "from")
-    )
-    rows = tuple((name, summary, reference) for name, summary, reference, _ in found)
-    caption = "normfree train RECIPE runs one; --show prints its settings, --set changes one."
-    print_table(Table("Recipes", columns, rows, caption=caption))

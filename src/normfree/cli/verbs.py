@@ -20,6 +20,8 @@ from normfree.cli.listing import check_folders, list_methods, list_models
 from normfree.cli.lr import find_rate
 from normfree.cli.reproduce import reproduce_claims
 from normfree.cli.train import evaluate_run, train_model
+from normfree.cli.tune import tune_settings
+from normfree.cli.watch import watch_runs
 from normfree.report.terminal import printable
 
 
@@ -36,6 +38,8 @@ class Verb(TyperCommand):
         Raises:
             ValueError: if a value is empty, or an option that may not be repeated is given twice.
         """
+        if ctx.resilient_parsing:  # a shell completes a command that is not finished
+            return super().parse_args(ctx, args)
         parsed: tuple[dict[str, Any], list[str], list[Any]] = self.make_parser(ctx).parse_args(args=list(args))
         typed, _, found = parsed
         for option in found:
@@ -57,7 +61,6 @@ app = typer.Typer(
     help="Train deep residual networks without normalization layers, and see why it works.",
     epilog="An error is one line; set NORMFREE_TRACEBACK=1 to see where it came from.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None if os.environ.get("NO_COLOR") else "rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -76,11 +79,13 @@ _add(app, "diagnose", diagnose_model)
 _add(app, "convert", convert_model)
 _add(app, "lr", find_rate)
 _add(app, "train", train_model)
+_add(app, "watch", watch_runs)
 _add(app, "evaluate", evaluate_run)
 _add(app, "check", check_folders, alone_is_help=True)
 _add(app, "translate", translate_lines)
 _add(app, "continue", continue_lines)
 _add(app, "compare", compare_methods, alone_is_help=True)
+_add(app, "tune", tune_settings, alone_is_help=True)
 _add(app, "reproduce", reproduce_claims)
 _add(app, "demo", make_demo)
 data_app = typer.Typer(help="Fetch data sets, list them, and prepare text.", no_args_is_help=True)

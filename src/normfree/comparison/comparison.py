@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -67,6 +68,7 @@ class Point:
         spread: Sample standard deviation of `test` over the seeds; None for a single seed.
         seconds: Training time of all seeds.
         bleu: Mean BLEU over the seeds, for a model that translates; a diverged run counts as 0.
+        tests: Test accuracy of each run; a diverged run counts as chance.
     """
 
     method: str
@@ -80,6 +82,7 @@ class Point:
     spread: float | None
     seconds: float
     bleu: float | None = None
+    tests: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -158,6 +161,7 @@ class Comparison:
             spread=stdev(test) if len(test) > 1 else None,
             seconds=sum(run.seconds for run in runs),
             bleu=_mean_bleu(runs),
+            tests=tuple(test),
         )
 
     def _accuracies(self, runs: Sequence[ComparedRun], shares: Sequence[float | None]) -> list[float]:
@@ -165,6 +169,21 @@ class Comparison:
         each = [self.chance if run.status == "diverged" else share for run, share in zip(runs, shares, strict=True)]
         known = [share for share in each if share is not None]
         return known if len(known) == len(runs) else []
+
+    def save(self, path: str | Path) -> None:
+        """Draw accuracy against depth, or write a page with it and the table of all points.
+
+        Args:
+            path: A file that ends in .png or .svg, or in .html for the page.
+
+        Raises:
+            ValueError: if the file has another ending.
+            ImportError: if matplotlib or jinja2 is not installed.
+            OSError: if the file cannot be written.
+        """
+        from normfree.comparison.comparison_report import draw  # which draws this class
+
+        draw(self, (Path(path),))
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain data, with its points.

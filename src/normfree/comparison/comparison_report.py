@@ -60,7 +60,12 @@ def table(comparison: Comparison) -> Table:
         )
         for p in comparison.points
     )
-    return Table(f"Test accuracy {_setting(comparison)}", columns, rows, caption=_caption(comparison))
+    return Table(
+        f"Test accuracy {_setting(comparison)}",
+        columns,
+        rows,
+        caption=_caption(comparison, "± is their standard deviation"),
+    )
 
 
 def _setting(comparison: Comparison) -> str:
@@ -84,18 +89,18 @@ def _y_label(comparison: Comparison) -> str:
     return labels.get(_kind_of_text(comparison) or "", "test accuracy in %")
 
 
-def _caption(comparison: Comparison, *, best: bool = True) -> str:
-    """Explain the points: each method at its `best` learning rate, or at every rate."""
+def _caption(comparison: Comparison, seeds: str = "pale: single seeds", *, best: bool = True) -> str:
+    """Explain the points: each method at its `best` learning rate or at every rate, and how its `seeds` are shown."""
     texts = []
     if best and len(comparison.lrs) > 1:
         rates = ", ".join(f"{lr:g}" for lr in comparison.lrs)
         texts.append(f"Each method at its best of the learning rates {rates}, by validation accuracy.")
     count = len(comparison.seeds)
-    texts.append("One seed." if count == 1 else f"Mean ± standard deviation over {count} seeds.")
+    texts.append("One seed." if count == 1 else f"Mean over {count} seeds; {seeds}.")
     if any(point.diverged for point in comparison.points):
         texts.append(f"A diverged run counts as chance, {percent(comparison.chance)}.")
     if comparison.linear_accuracy is not None:
-        texts.append(f"A linear classifier on the pixels gets {percent(comparison.linear_accuracy)}.")
+        texts.append(f"A linear classifier gets {percent(comparison.linear_accuracy)}.")
     return " ".join(texts)
 
 
@@ -108,7 +113,8 @@ def levels(comparison: Comparison) -> tuple[ReferenceLine, ...]:
 
 def _levels_to_draw(comparison: Comparison, curves: Sequence[Curve]) -> tuple[tuple[ReferenceLine, ...], str]:
     """Return the reference lines to draw, and a sentence that names those that would flatten the curves."""
-    reached = [value for curve in curves for i in range(len(curve.values)) for value in curve.reach(i)]
+    reached = [value for curve in curves for values in (curve.values, *curve.singles) for value in values]
+    reached = [value for value in reached if math.isfinite(value)] or [0.0]
     low, spread = min(reached), max(reached) - min(reached)
     known = levels(comparison)
     far = [level for level in known if spread >= _SPREAD and low - level.value > _FAR * spread]
@@ -163,13 +169,14 @@ def _panel(comparison: Comparison) -> Panel:
 
 
 def curve(name: str, x: Sequence[float], points: Sequence[Point]) -> Curve:
-    """Make a curve of points in per cent, with crosses at diverged runs and NaN where nothing was tested."""
-    spread = tuple(100 * (p.spread or 0.0) for p in points)
+    """Make a curve of points in per cent with their single runs; × marks diverged ones, NaN untested ones."""
+    most = max(len(p.tests) for p in points)
+    padded = [[100 * test for test in p.tests] + [math.nan] * (most - len(p.tests)) for p in points]
     return Curve(
         name,
         tuple(math.nan if p.test is None else 100 * p.test for p in points),
         tuple(float(position) for position in x),
-        spread=spread if any(spread) else (),
+        singles=tuple(zip(*padded, strict=True)) if most > 1 else (),
         crossed=tuple(i for i, p in enumerate(points) if p.diverged),
     )
 
@@ -240,11 +247,12 @@ def save(
     paths = tuple(out / f"{name}{suffix}" for suffix in SUFFIXES)
     with explain_os_errors("the comparison in", out):
         write_sealed_json(paths[0], {"command": command, **comparison.to_json()})
-    _draw(comparison, paths[1:], title)
+    draw(comparison, paths[1:], title)
     return paths
 
 
-def _draw(comparison: Comparison, paths: Sequence[Path], title: str = "") -> None:
+def draw(comparison: Comparison, paths: Sequence[Path], title: str = "") -> None:
+    """Draw a comparison into .png and .svg files, and write it as a page into .html files."""
     title = title or f"Methods compared {_setting(comparison)}"
     for path in paths:
         with explain_os_errors("the comparison", path), atomic_path(path) as temporary:
@@ -270,7 +278,7 @@ def redraw(path: str | Path) -> tuple[Path, ...]:
     path = Path(path)
     paths = [path.with_suffix(suffix) for suffix in SUFFIXES[1:]]
     drawn = tuple(each for each in paths if each.suffix == ".png" or each.exists())
-    _draw(_read(path), drawn)
+    draw(_read(path), drawn)
     return drawn
 
 

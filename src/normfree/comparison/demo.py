@@ -23,8 +23,8 @@ from normfree.models import build
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.tables import Column, Table
-from normfree.report.terminal import ProgressCallback, percent, sparkline
+from normfree.report.tables import Column, Table, sparkline
+from normfree.report.terminal import ProgressCallback, percent
 from normfree.train import TrainConfig, recipe
 from normfree.train.engine.environment import Stop
 
@@ -239,7 +239,7 @@ def _named(method: str) -> str:
 def _cross(shown: Panel, seeds: int) -> str:
     """Explain the sign × if a curve has one, and say how many seeds there are."""
     cross = "× diverged, which counts as chance. " if any(curve.crossed for curve in shown.curves) else ""
-    return cross + ("One seed." if seeds == 1 else f"Mean ± standard deviation over {seeds} seeds.")
+    return cross + ("One seed." if seeds == 1 else f"Mean over {seeds} seeds; pale: single seeds.")
 
 
 def page(demo: Demo) -> Page:

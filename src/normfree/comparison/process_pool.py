@@ -2,15 +2,18 @@
 
 This is not `concurrent.futures`, for three reasons. Its process pool gives no access to its processes, so a signal
 could not reach their tasks. It reports a broken pool without the exit status of the process. It leaves its processes
-running for ever when the parent is killed. tests/comparison/test_process_pool.py has a test for each.
+running for ever when the parent is killed; here a running task saves its state and ends.
+tests/comparison/test_process_pool.py has a test for each.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, get_context, resource_tracker
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
@@ -177,14 +180,27 @@ def _work(function: Callable[..., Any], pipe: Connection, reports: bool) -> None
             pipe.send(text)
 
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task = pipe.recv()
             answer: tuple[Any, str | None]
             try:
                 answer = function(task, report) if reports else function(task), None
-            except (ValueError, OSError) as error:
-                answer = None, " ".join(str(error).split())
             except Exception as error:
-                answer = None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+                answer = None, error_sentence(error)
             pipe.send(answer)
+
+
+def _end_with_parent() -> None:
+    """Send SIGTERM to this process when its parent is gone, so that a running task saves its state and ends."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def error_sentence(error: Exception) -> str:
+    """Return the error of a task in one line, with its type if it is not one that the library explains."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {text}"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from normfree.comparison.comparison import ComparedRun, Comparison
-from normfree.comparison.process_pool import Reports, run_tasks, summarize_reports
+from normfree.comparison.process_pool import Reports, summarize_reports
+from normfree.comparison.run_engine import LOCAL, RunEngine, choose_engine
+from normfree.comparison.time_left import TimeLeft
 from normfree.files import explain_os_errors, to_json_values
+from normfree.folder_lock import is_held
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
@@ -28,6 +32,9 @@ from normfree.train.engine.inputs import Data
 from normfree.train.run.result import Snapshot
 
 _NOT_COMPARED = NOT_IN_FINGERPRINT | {"precision", "channels_last", "compile", "graph"}  # chosen by the machine if open
+LOCK_SECONDS = 120.0  # NFS keeps the lock of a lost node for 90
+_LOOK_SECONDS = 0.5
+T = TypeVar("T")
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
 
 
@@ -40,6 +47,9 @@ def compare(
     lrs: Sequence[float] | None = None,
     out: str | Path,
     jobs: int = 1,
+    on: str = LOCAL,
+    cpus_per_run: float | None = None,
+    gpus_per_run: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Train every method in every model with every learning rate and seed, and compare the results.
@@ -53,17 +63,23 @@ def compare(
         models: Names of models, usually one per depth.
         seeds: The seeds.
         lrs: Learning rates. Each method is shown at its best rate by validation accuracy. Default: the rate of `base`.
-        out: Folder of the runs.
+        out: Folder of the runs. All nodes of a cluster must share it.
         jobs: Number of processes, with one thread each. One job trains in this process, with all threads of torch.
-        progress: Called with the number of runs that ended, the number of all runs, and a string on the latest.
+        on: Where to train: 'local'; 'ray', the Ray cluster that RAY_ADDRESS names or that runs on this machine, or a
+            new one of this machine; or 'ray://HOST:PORT'. A run whose node is lost continues on another one.
+        cpus_per_run: CPU cores of each run on a cluster, and threads of torch; by default 1.
+        gpus_per_run: GPUs of each run on a cluster, or a share of one such as 0.25; by default 1 if the device of
+            `base` is a GPU, else 0.
+        progress: Called with the number of runs that ended, the number of all runs, and a string on the time left and
+            the runs in progress.
 
     Returns:
         The comparison. After a signal its `signal` is set, and runs are missing.
 
     Raises:
         ValueError: before any training, if a list is empty, `jobs` is below 1, a name is unknown, a model does not
-            admit a method, data is missing, or several learning rates are given for data without a validation part;
-            later, if a run cannot be trained.
+            admit a method, data is missing, several learning rates are given for data without a validation part, or
+            the cluster cannot be reached; later, if a run cannot be trained.
         OSError: if a folder cannot be written.
     """
     out = Path(out)
@@ -71,8 +87,8 @@ def compare(
     for kind, values in (("method", methods), ("model", models), ("seed", seeds), ("learning rate", rates)):
         if not values:
             raise ValueError(f"expected at least one {kind}, got none; name one")
-    if jobs < 1:
-        raise ValueError(f"expected at least 1 job, got {jobs}")
+    resources = {"cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run}
+    engine = choose_engine(on, shared=out, jobs=jobs, device=base.device, **resources)
     data = open_data(base)
     if len(rates) > 1:
         _require_validation(base, data)
@@ -88,8 +104,9 @@ def compare(
     ]
     with explain_os_errors("the runs in", out):
         out.mkdir(parents=True, exist_ok=True)
-    tasks = [RunTask(config, out / folder_name(config)) for config in configs]
-    runs, signal = _train_missing(tasks, depths, jobs, progress)
+    place = out if on == LOCAL else out.absolute()
+    tasks = [RunTask(config, place / folder_name(config)) for config in configs]
+    runs, signal = _train_missing(tasks, depths, engine, progress)
     order = {task.folder.name: number for number, task in enumerate(tasks)}
     settings = {key: value for key, value in asdict(base).items() if key not in {*VARIED, *NOT_IN_FINGERPRINT}}
     return Comparison(
@@ -140,7 +157,7 @@ def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Seque
 
 
 def _train_missing(
-    tasks: Sequence[RunTask], depths: dict[str, int], jobs: int, progress: ProgressCallback | None
+    tasks: Sequence[RunTask], depths: dict[str, int], engine: RunEngine, progress: ProgressCallback | None
 ) -> tuple[list[ComparedRun], int | None]:
     """Train the runs that have not ended yet; return all that have, and the signal that stopped the others."""
     for task in tasks:
@@ -148,19 +165,25 @@ def _train_missing(
     found = {task: ended_result(task) for task in tasks}
     runs = [_record(task, depths, result) for task, result in found.items() if result]
     missing = [task for task, result in found.items() if not result]
+    left = TimeLeft([(task.config.model, depths[task.config.model]) for task in missing])
 
     def show(text: str = "") -> None:
         if progress is not None:
-            progress(len(runs), len(tasks), text)
+            progress(len(runs), len(tasks), ", ".join(part for part in (left.text, text) if part))
 
     def add(task: RunTask, result: dict[str, Any]) -> None:
         runs.append(_record(task, depths, result))
+        left.end(numbers[task], runs[-1].seconds)
         show(str(runs[-1]))
 
+    def show_reports(reports: Reports) -> None:
+        left.see(reports)
+        show(summarize_reports(reports, names))
+
     names = [f"{config.method}, {config.model}, lr {config.lr:g}" for config, _ in missing]
+    numbers = {task: number for number, task in enumerate(missing)}
     show()
-    signal = train_runs(missing, add, jobs=jobs, on_report=lambda reports: show(summarize_reports(reports, names)))
-    return runs, signal
+    return runs, train_runs(missing, add, engine=engine, on_report=show_reports)
 
 
 def _require_same_method(task: RunTask) -> None:
@@ -228,9 +251,11 @@ def ended_result(task: RunTask) -> dict[str, Any] | None:
 
 def train_run(task: RunTask, report: Callable[[str], None]) -> dict[str, Any]:
     """Train one run in its folder or continue it, and return its result; a run that has ended is only read."""
-    done = ended_result(task)
-    if done is not None:
+    if (done := ended_result(task)) is not None:
         return done
+    _wait_for_folder(task.folder, report)
+    if (done := ended_result(task)) is not None:
+        return done  # the other process ended it
 
     def show(seen: Snapshot) -> None:
         metrics = metrics_text(loss=seen.loss, throughput=seen.throughput, unit=seen.unit)
@@ -241,25 +266,47 @@ def train_run(task: RunTask, report: Callable[[str], None]) -> dict[str, Any]:
     return ended_result(task) or result.to_json()  # the stored result also names hardware and versions
 
 
+def _wait_for_folder(folder: Path, report: Callable[[str], None]) -> None:
+    """Wait while another process trains the run, for as long as a file system keeps the lock of a lost node.
+
+    The processes of a killed driver end soon. If the other process lives, `fit` refuses the folder.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    with Stop() as stop:
+        while is_held(folder) and time.monotonic() < deadline and not stop.requested:
+            report("waits for another process to leave its folder")
+            time.sleep(_LOOK_SECONDS)
+
+
 def train_runs(
-    tasks: Sequence[RunTask],
-    on_result: Callable[[RunTask, dict[str, Any]], None],
+    tasks: Sequence[T],
+    on_result: Callable[[T, dict[str, Any]], None],
     *,
-    jobs: int,
+    engine: RunEngine,
     on_report: Callable[[Reports], None],
+    function: Callable[..., dict[str, Any]] = train_run,
 ) -> int | None:
-    """Train runs, `jobs` at a time, and pass the result of each that ends to `on_result`.
+    """Train runs on an engine, and pass the result of each that ends to `on_result`.
+
+    Args:
+        tasks: The runs.
+        on_result: Called with a task and its result.
+        engine: Where the runs are trained.
+        on_report: Called with the latest reports of the running tasks.
+        function: Trains one run; its result has a status, and the signal of a run that was interrupted.
 
     Returns:
         The signal that stopped the training, or None.
     """
     signal = None
     with Stop() as stop:
-        for number, result in run_tasks(train_run, tasks, jobs=jobs, stop=stop, on_report=on_report):
-            if result["status"] != "interrupted":
-                on_result(tasks[number], result)
-                continue
-            signal = result["signal"]
-            if jobs == 1:
-                break  # with several jobs, another process may have ended its run in the meantime
+        try:
+            for number, result in engine.run_tasks(function, tasks, stop=stop, on_report=on_report):
+                if result["status"] == "interrupted":
+                    signal = result["signal"]  # another worker may still end its run
+                else:
+                    on_result(tasks[number], result)
+        except KeyboardInterrupt:  # a second ctrl-C, or one before a run has anything to save
+            if stop.requested is None:
+                raise
         return stop.requested or signal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +53,8 @@ class Options:
     again: bool
     only: tuple[str, ...] | None
     jobs: int | None
+    on: str
+    resources: Mapping[str, float | None]
     listing: bool
     as_json: bool
     draw: bool
@@ -131,7 +133,7 @@ def _reproduce(claim: Claim, options: Options) -> Entry:
     asked = options.device is not None or options.only or options.scale == "quick"
     only = options.only if asked else ()
     device = options.device or ("auto" if only else "cpu")
-    if options.device is not None:
+    if options.device is not None and options.on == "local":
         device_of(device)  # refuses a device that is not there
     start = datetime.now(UTC).isoformat(timespec="seconds")
     with progress(claim.id) as update:
@@ -140,9 +142,12 @@ def _reproduce(claim: Claim, options: Options) -> Entry:
             seeds = tuple(range(options.seeds))
         else:
             seeds = claim.seeds_at(options.scale) if before is None else tuple(before["seeds"])
-        jobs = 1 if only == () else options.jobs or default_jobs(device)
+        jobs: int | None = None
+        if options.on == "local":
+            jobs = 1 if only == () else options.jobs or default_jobs(device)
         place: dict[str, Any] = {"device": device, "data": options.data, "progress": update}
-        runs = RunCache(options.out / "runs", WORK, jobs=jobs, only=only, **place)
+        engine: dict[str, Any] = {"jobs": jobs, "on": options.on, "resources": options.resources}
+        runs = RunCache(options.out / "runs", WORK, only=only, **engine, **place)
         settings = Settings(scale=options.scale, seeds=seeds, runs=runs, **place)
         result = reproduce(claim, settings, options.out, before)
     kept = kept_results(options.out, result.get("runs", {}))

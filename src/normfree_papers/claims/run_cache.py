@@ -137,7 +137,8 @@ class RunCache:
         work: Folder of the runs in progress.
         device: Where to train.
         data: Folder of the data sets.
-        jobs: Number of runs at a time.
+        jobs: Number of runs at a time on this machine; None lets a cluster decide.
+        on: Where to train; `resources` are those of each run on a cluster. See `choose_engine`.
         only: Train only the runs with these names; any other string selects all names that contain it. An
             empty sequence trains nothing.
         progress: Called with the runs done, the number of runs, and a status text.
@@ -155,13 +156,16 @@ class RunCache:
         *,
         device: str = "cpu",
         data: Path | None = None,
-        jobs: int = 1,
+        jobs: int | None = 1,
+        on: str = "local",
+        resources: Mapping[str, float | None] | None = None,
         only: Sequence[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.kept, self.work = kept, work
         self._place = {"device": device, **({} if data is None else {"data_dir": str(data)})}
-        self._jobs, self._only, self._progress = jobs, only, progress
+        self._engine: dict[str, Any] = {"on": on, "jobs": jobs, "device": device, **(resources or {})}
+        self._only, self._progress = only, progress
         self.asked: dict[str, TrainConfig] = {}
         self.missing: dict[str, TrainConfig] = {}
         self.records: dict[str, dict[str, str]] = {}
@@ -200,11 +204,14 @@ class RunCache:
         return self._only is None or bool(self._only)
 
     def _train(self, wanted: Mapping[str, TrainConfig]) -> None:
-        from normfree_papers.claims.run_training import train_and_keep  # reading stored runs does not load the trainer
+        from normfree.comparison.run_engine import choose_engine  # reading stored runs does not load the trainer
+        from normfree_papers.claims.run_training import train_and_keep
 
         here = {name: config.with_changes(**self._place) for name, config in wanted.items()}
         report = self._progress or (lambda done, total, what: None)
-        signal = train_and_keep(here, self.work, self._index.new_folder, jobs=self._jobs, report=report)
+        work = self.work if self._engine["on"] == "local" else self.work.absolute()
+        engine = choose_engine(**self._engine, shared=work)
+        signal = train_and_keep(here, work, self._index.new_folder, engine=engine, report=report)
         if signal is not None:
             raise StoppedError(signal)
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.comparison.process_pool import Reports, summarize_reports
+from normfree.comparison.run_engine import RunEngine
 from normfree.comparison.sweep import RunTask, train_runs
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
 from normfree.models import build
@@ -38,7 +39,7 @@ def train_and_keep(
     work: Path,
     kept: Callable[[TrainConfig], Path],
     *,
-    jobs: int,
+    engine: RunEngine,
     report: Callable[[int, int, str], None],
 ) -> int | None:
     """Train runs, and copy the files of each that ends.
@@ -47,7 +48,7 @@ def train_and_keep(
         wanted: The configurations by the names of the runs; two names may ask for the same run.
         work: Folder of the runs in progress.
         kept: Returns the folder in which to keep a run.
-        jobs: Number of runs at a time.
+        engine: Where the runs are trained.
         report: Called with the runs done, the number of runs, and a status text.
 
     Returns:
@@ -67,7 +68,7 @@ def train_and_keep(
         report(done, len(tasks), names[task.folder.name])
 
     report(0, len(tasks), "")
-    return train_runs(tasks, keep_ended, jobs=jobs, on_report=show)
+    return train_runs(tasks, keep_ended, engine=engine, on_report=show)
 
 
 def keep(folder: Path, kept: Path) -> None:
@@ -81,7 +82,7 @@ def keep(folder: Path, kept: Path) -> None:
     result = run.read_result()
     result["config"] |= here
     if result["commit"] == commit():
-        result["canary"] = record_of(config, device_of(config.device))
+        result["canary"] = record_of(config, _device_here(config.device))
     with explain_os_errors("the run", target.path):
         target.path.mkdir(parents=True, exist_ok=True)
         for left in target.path.glob(f"{TEMPORARY}*"):  # of a process that was killed in here
@@ -90,6 +91,14 @@ def keep(folder: Path, kept: Path) -> None:
         with atomic_path(target.metrics_path) as temporary:  # empty if a run diverged in its first epoch
             temporary.write_bytes(run.metrics_path.read_bytes() if run.metrics_path.exists() else b"")
         write_sealed_json(target.result_path, result)
+
+
+def _device_here(name: str) -> torch.device:
+    """Return the device of a run; the CPU if a node of a cluster has that device, and this machine has not."""
+    try:
+        return device_of(name)
+    except ValueError:
+        return torch.device("cpu")
 
 
 # Estimates

@@ -1,5 +1,7 @@
 """The claims on translation: what follows from runs, and that the quick scale runs."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,24 @@ def test_made_up_sentences_are_prepared_once_and_backwards(tmp_path: Path) -> No
     assert [line.split()[::-1] for line in words] == [line.split() for line in backwards]
     assert data.splits == ("train", "valid", "test")
     assert open_prepared(made_up_language(tmp_path).removeprefix("pairs:")).digest == before
+
+
+def test_processes_may_prepare_the_made_up_language_in_one_folder_at_once(tmp_path: Path) -> None:
+    """The processes start together, and each writes the files that another one is about to read."""
+    script = (
+        "import sys; from pathlib import Path; from normfree_papers.claims.translation_runs import made_up_language; "
+        "print('ready', flush=True); input(); print(made_up_language(Path(sys.argv[1])))"
+    )
+    command, pipe = [sys.executable, "-c", script, str(tmp_path)], subprocess.PIPE
+    running = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(4)]
+    for process in running:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    ended = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0] * 4, [errors[-300:] for _, errors in ended]
+    assert {out.strip() for out, _ in ended} == {f"pairs:{tmp_path / 'prepared'}"}
+    assert open_prepared(tmp_path / "prepared").splits == ("train", "valid", "test")
