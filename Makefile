@@ -91,7 +91,7 @@ faults: $(STAMP) ## inject faults into stored files and processes, and count the
 
 .PHONY: browser
 browser: $(STAMP) ## test the HTML pages and the documentation site in Chromium (install the package chromium first)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/website tests/papers/claims/test_ledger.py
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/train/run tests/website tests/papers/claims/test_ledger.py
 
 .PHONY: check
 check: $(STAMP) ## check lint, formatting and types

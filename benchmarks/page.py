@@ -287,17 +287,17 @@ def measurement_cost() -> str:
     parts = []
     for name in ("propagation-cpu", "propagation-h200"):
         result = read(f"benchmarks/{name}.json")
-        rows = [
-            [
-                time["model"].replace(":", ", "),
-                str(time["batch"]),
-                f"{1000 * time['median']['plain']:,.0f}",
-                f"{1000 * time['median']['propagation']:,.0f}",
-                f"{time['ratio']:.2f}",
-            ]
-            for time in sorted(result["times"], key=lambda time: (time["model"], time["batch"]))
-        ]
-        columns = ["model", "batch", "ms per plain pass", "ms per measurement", "relative"]
+        columns = ["model", "batch", "ms per plain pass"]
+        passes = {"propagation": "measurement", "diagnosis": "diagnosis"}
+        passes = {key: word for key, word in passes.items() if key in result["times"][0]["median"]}
+        columns += [column for word in passes.values() for column in (f"ms per {word}", "relative")]
+        rows = []
+        for time in sorted(result["times"], key=lambda time: (time["model"], time["batch"])):
+            median = time["median"]
+            row = [time["model"].replace(":", ", "), str(time["batch"]), f"{1000 * median['plain']:,.0f}"]
+            for key in passes:
+                row += [f"{1000 * median[key]:,.0f}", f"{median[key] / median['plain']:.2f}"]
+            rows.append(row)
         parts.append(f"{table(columns, rows)}\n\n{source(f'benchmarks/{name}.json', result)}.")
     deep = read("benchmarks/propagation-h200-deep.json")
     peak = deep["deep"]["peak_mib"]
@@ -309,8 +309,9 @@ def measurement_cost() -> str:
     return "\n\n".join(
         [
             "## Cost of a diagnosis",
-            "One measurement of the signal beside one plain forward and backward pass, medians of repeated passes. At\n"
-            "small batches on a GPU even the plain pass is limited by Python.",
+            "One measurement of the signal (`propagate`, as in a `Monitor`) and one diagnosis (`diagnose`, with its\n"
+            "checks) beside one plain forward and backward pass, medians of repeated passes. At small batches on a\n"
+            "GPU even the plain pass is limited by Python.",
             *parts,
             memory,
         ]

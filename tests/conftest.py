@@ -1,6 +1,5 @@
-"""Settings for all tests: optional packages, progress lines, and a fixture for GPU tests."""
+"""Settings for all tests: progress lines, and a fixture for GPU tests."""
 
-import ast
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest_plugins = ["fault_counts"]
+pytest_plugins = ["chromium", "fault_counts", "optional_packages"]
 
 # A shell starts background jobs with SIGINT ignored, and processes that a test starts inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -25,40 +24,6 @@ def _torchvision_loads() -> bool:
         except OSError:
             return False
     return True
-
-
-# A file that imports one of these at its top is not collected where the package is not installed.
-OPTIONAL = {
-    "PIL", "curvlinops", "griffe", "hypothesis", "jinja2", "latex2mathml", "lightning", "matplotlib", "onnx",
-    "onnxruntime", "opacus", "playwright", "sacrebleu", "scipy", "sentencepiece", "tensorboard", "timm", "torchvision",
-    "transformers", "zensical",
-}  # fmt: skip
-_uncollected: list[str] = []
-
-
-def missing_packages(path: Path) -> set[str]:
-    """Return the optional packages that a test file imports at its top and that are not installed."""
-    imported = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            imported.add(node.module.split(".")[0])
-    return {name for name in imported & OPTIONAL if find_spec(name) is None}
-
-
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out test files whose packages are missing, so that `pytest -m gpu` needs only the library's own."""
-    if collection_path.suffix != ".py" or not (missing := missing_packages(collection_path)):
-        return None
-    name = collection_path.relative_to(Path(__file__).parents[1])
-    _uncollected.append(f"not collected: {name} (not installed: {', '.join(sorted(missing))})")
-    return True
-
-
-def pytest_report_collectionfinish() -> list[str]:
-    """Name the test files that were left out."""
-    return sorted(_uncollected)
 
 
 if torch.version.cuda is None and not _torchvision_loads():

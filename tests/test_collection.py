@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 # Python imports this module when it starts, so that the packages look as if they were not installed.
 HIDDEN = (
     "PIL", "curvlinops", "griffe", "hypothesis", "jinja2", "latex2mathml", "lightning", "matplotlib", "mkdocstrings",
-    "onnx", "onnxruntime", "onnxscript", "opacus", "playwright", "pytorch_lightning", "sacrebleu", "scipy",
-    "sentencepiece", "tensorboard", "timm", "torchvision", "transformers", "zensical",
+    "onnx", "onnxruntime", "onnxscript", "opacus", "optuna", "playwright", "pytorch_lightning", "ray", "sacrebleu",
+    "scipy", "sentencepiece", "tensorboard", "timm", "torchvision", "transformers", "zensical",
 )  # fmt: skip
 SITE = f"""
 import importlib.machinery, sys
@@ -43,3 +43,5 @@ def test_gpu_tests_are_collected_without_development_packages(tmp_path: Path) ->
     assert "<Module test_gpu.py>" in done.stdout
     assert "not collected: tests/test_plan.py (not installed: hypothesis)" in done.stdout
     assert "not collected: tests/frameworks/test_lightning.py (not installed: lightning)" in done.stdout
+    assert "not collected: tests/comparison/test_ray_cluster.py (not installed: ray)" in done.stdout
+    assert "not collected: tests/tuning/test_tuning.py (not installed: optuna)" in done.stdout

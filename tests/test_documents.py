@@ -106,7 +106,8 @@ def test_benchmarks_page_is_made_from_the_stored_results() -> None:
 DOCUMENTS = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guide.md", "docs/design.md", "docs/benchmarks.md",
     "docs/findings.md", "docs/frameworks.md", "docs/kernels.md", "docs/moved.md", "docs/models.md",
-    "docs/reliability.md", "docs/start.md", "SECURITY.md", "benchmarks/README.md", "examples/README.md",
+    "docs/cluster.md", "docs/reliability.md", "docs/start.md", "SECURITY.md", "benchmarks/README.md",
+    "examples/README.md",
 ]  # fmt: skip
 
 
@@ -118,7 +119,9 @@ def test_links_lead_to_files(document: str) -> None:
             assert ((ROOT / document).parent / target).exists(), target
 
 
-@pytest.mark.parametrize(("document", "least"), [("README.md", 8), ("docs/guide.md", 8), ("docs/start.md", 4)])
+@pytest.mark.parametrize(
+    ("document", "least"), [("README.md", 8), ("docs/guide.md", 8), ("docs/start.md", 4), ("docs/cluster.md", 4)]
+)
 def test_commands_name_verbs_and_options_that_exist(document: str, least: int) -> None:
     import typer
 

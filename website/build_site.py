@@ -23,6 +23,7 @@ STAGE = ROOT / "build" / "website"
 
 PLAIN = {  # documents that are one page each
     "docs/start.md": "index.md",
+    "docs/cluster.md": "cluster.md",
     "docs/frameworks.md": "frameworks.md",
     "docs/diagnosis.md": "diagnosis.md",
     "docs/kernels.md": "kernels.md",
@@ -59,7 +60,12 @@ RECORDS = {
     "Diagnose": ("normfree.diagnostics.Diagnosis", "normfree.diagnostics.verdict.Verdict"),
     "Optimize": ("normfree.optim.rate_search.RateSearch",),
     "Train": ("normfree.train.RunResult",),
-    "Compare and extend": ("normfree.methods.Method", "normfree.methods.Law", "normfree.methods.Rule"),
+    "Compare and extend": (
+        "normfree.comparison.comparison.Comparison",
+        "normfree.methods.Method",
+        "normfree.methods.Law",
+        "normfree.methods.Rule",
+    ),
 }
 CONSTRUCTED = ("Monitor", "Method", "Law", "Rule")  # classes that users make themselves: they show their arguments
 MEMBERS = {  # what users call on an object
@@ -67,6 +73,7 @@ MEMBERS = {  # what users call on an object
     "Verdict": ("word", "is_healthy", "at_least"),
     "Monitor": ("step", "save"),
     "RateSearch": ("save",),
+    "Comparison": ("points", "save", "to_json"),
     "TrainConfig": ("with_changes", "to_toml", "from_toml"),
 }
 FILTER = '<div class="filter" data-kinds="{kinds}"></div>\n\n'

@@ -20,6 +20,8 @@ EXTRAS = {
     "vision": ("torchvision", "timm"),
     "text": ("sentencepiece", "sacrebleu"),
     "tracking": ("tensorboard",),
+    "cluster": ("ray", "grpcio"),
+    "tune": ("optuna",),
 }
 
 

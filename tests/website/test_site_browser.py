@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +12,6 @@ import griffe  # noqa: F401  (the file is left out where the packages of the sit
 import latex2mathml  # noqa: F401
 import pytest
 import zensical  # noqa: F401
-from playwright.sync_api import sync_playwright
 
 import build_site
 
@@ -22,21 +20,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page as Tab
 
 pytestmark = pytest.mark.browser
-FLAGS = [  # Chromium as root, and without its own traffic
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,8 @@ def build(
     require_memory(f"the weights of '{name}'", needed, "choose a smaller model")
     # What `to_empty` does, in a third of its time.
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
-    initialize_(model, method, example=example, generator=generator, restore=False)  # an error leaves no model
+    # An error leaves no model, so that nothing has to be restored.
+    initialize_(model, method, plan=model.plan, example=example, generator=generator, restore=False)
     return model if device is None else model.to(device)
 
 

@@ -47,6 +47,6 @@ def test_depth_pays(tmp_path: Path) -> None:
             result = fit(recipe("spirals", model=model, seed=seed), out=tmp_path / f"{model}-{seed}")
             assert result.status == "finished"
             assert result.test is not None
-            found[model] = result.test["accuracy"]
+            found[model] = result.test.accuracy
         assert found["resmlp-49-64"] >= found["resmlp-1-64"] + 0.02
         assert found["resmlp-49-64"] >= load("spirals").linear_accuracy + 0.05
