@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from chromium import Open, settle
 from normfree.report.page import Card, Page, page_data, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Column, Table
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator
+    from playwright.sync_api import Locator
     from playwright.sync_api import Page as Tab
 
 pytestmark = pytest.mark.browser
@@ -54,36 +55,16 @@ REPORT = Page(
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_page(REPORT, path)
-    return path.as_uri()
-
-
-Open = Callable[..., "Tab"]
+    return path
 
 
 @pytest.fixture
-def open_tab(browser: Browser, address: str) -> Iterator[Open]:
-    """Opens the report; at the end there must have been no error, no dialog and no request."""
-    wrong: list[str] = []
-    contexts = []
-
-    def open_it(width: int = 1200, height: int = 900, **options: object) -> Tab:
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        tab.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        tab.on("request", lambda r: r.url.startswith(("file:", "blob:")) or wrong.append(f"request: {r.url}"))
-        tab.goto(address)
-        return tab
-
-    yield open_it
-    for context in contexts:
-        context.close()
-    assert not wrong
+def open_tab(open_file: Open, address: Path) -> Open:
+    """Opens the report."""
+    return partial(open_file, address)
 
 
 def curves(tab: Tab, panel: int) -> list[str]:
@@ -104,7 +85,7 @@ def point_at(tab: Tab, panel: int, name: str, index: int) -> tuple[float, float]
     """Where on the screen the n-th point of a drawn curve is, read from its paths."""
     svg = tab.locator(".chart svg").nth(panel)
     svg.scroll_into_view_if_needed()
-    tab.wait_for_timeout(100)  # the scroll event, which closes a tooltip, comes a frame later
+    settle(tab)  # the scroll event, which closes a tooltip, comes a frame later
     paths = svg.locator(".path").evaluate_all(
         "all => all.map(path => ({name: path.parentNode.dataset.name, d: path.getAttribute('d')}))"
     )
@@ -315,7 +296,7 @@ def test_legend_of_a_phone_shows_every_name_whole(open_tab: Open) -> None:
 def test_charts_follow_the_width(open_tab: Open) -> None:
     tab = open_tab(1200)
     tab.set_viewport_size({"width": 390, "height": 844})
-    tab.wait_for_timeout(200)
+    settle(tab)
     svg = tab.locator(".chart svg").first
     box = svg.bounding_box()
     assert box
@@ -345,7 +326,7 @@ def test_printed_page_keeps_marks_and_draws_charts_for_the_width_of_paper(open_t
     on_screen = chart.evaluate(wide)
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     tab.emulate_media(media="print")
-    tab.wait_for_timeout(100)  # an observer of the width would draw now
+    settle(tab)  # an observer of the width would draw now
     assert chart.evaluate(wide) == 660
     exact = "node => getComputedStyle(node).printColorAdjust"
     assert tab.locator(".mark").first.evaluate(exact) == "exact"

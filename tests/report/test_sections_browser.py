@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from chromium import Open, settle
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 EVIL = "<script>alert(1)</script>"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 DEPTH = Panel(
     f"accuracy {EVIL}",
     (
@@ -63,35 +61,18 @@ REPORT = Page(
 
 
 @pytest.fixture(params=[390, 1200])
-def tab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tab]:
-    """The report at the width of a phone and of a screen; without an error, a dialog or a request at the end."""
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
+def tab(request: pytest.FixtureRequest, open_file: Open, tmp_path: Path) -> Tab:
+    """The report at the width of a phone and of a screen."""
     write_page(REPORT, tmp_path / "report.html")
-    wrong: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        opened = browser.new_page(viewport={"width": request.param, "height": 900})
-        opened.on("console", lambda message: wrong.append(message.text))
-        opened.on("pageerror", lambda error: wrong.append(str(error)))
-        opened.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
-        opened.on("request", lambda r: r.url.startswith(("file:", "blob:")) or wrong.append(r.url))
-        opened.goto((tmp_path / "report.html").as_uri())
-        yield opened
-        browser.close()
-    assert not wrong
+    return open_file(tmp_path / "report.html", request.param)
 
 
 def test_drawing_stays_until_its_width_changes(tab: Tab) -> None:
     drawn = tab.locator(".chart svg").nth(3).locator(".place").first.element_handle()
-    frames = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    tab.evaluate(frames)
+    settle(tab)
     assert drawn.evaluate("text => text.isConnected")
     tab.set_viewport_size({"width": 700, "height": 900})
-    tab.evaluate(frames)
+    settle(tab)
     assert not drawn.evaluate("text => text.isConnected")
 
 
@@ -115,37 +96,28 @@ def test_card_leads_to_the_section_of_its_name_and_back(tab: Tab) -> None:
 
 @pytest.mark.parametrize("width", [390, 1200])
 def test_many_cards_are_small_and_their_names_break_at_slashes_and_underscores_alone(
-    width: int, tmp_path: Path
+    open_file: Open, width: int, tmp_path: Path
 ) -> None:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
     name = "a_paper_of_some_length/table3_of_the_long_appendix_with_everything"
     cards = tuple(Card(name, "good", "holds (small stand-in)", "many words " * 40, group="paper") for _ in range(9))
     write_page(Page("Cards", cards=cards, sections=(Section("s", name=name),)), tmp_path / "cards.html")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        opened = browser.new_page(viewport={"width": width, "height": 900})
-        opened.goto((tmp_path / "cards.html").as_uri())
-        assert opened.locator(".group").all_inner_texts() == ["paper"]
-        assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        lines = opened.locator(".card h2 a").first.evaluate(
-            """a => {
-                const lines = new Map();
-                for (const node of [...a.childNodes].filter(node => node.nodeType === Node.TEXT_NODE)) {
-                    const range = document.createRange();
-                    range.selectNode(node);
-                    for (const box of range.getClientRects()) {
-                        lines.set(box.top, (lines.get(box.top) ?? "") + node.textContent);
-                    }
+    opened = open_file(tmp_path / "cards.html", width)
+    assert opened.locator(".group").all_inner_texts() == ["paper"]
+    assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    lines = opened.locator(".card h2 a").first.evaluate(
+        """a => {
+            const lines = new Map();
+            for (const node of [...a.childNodes].filter(node => node.nodeType === Node.TEXT_NODE)) {
+                const range = document.createRange();
+                range.selectNode(node);
+                for (const box of range.getClientRects()) {
+                    lines.set(box.top, (lines.get(box.top) ?? "") + node.textContent);
                 }
-                return [...lines.values()];
-            }"""
-        )
-        box = opened.locator(".card").first.bounding_box()
-        browser.close()
+            }
+            return [...lines.values()];
+        }"""
+    )
+    box = opened.locator(".card").first.bounding_box()
     assert "".join(lines) == name  # no part of it is on two lines
     assert len(lines) > 1
     assert box
@@ -180,6 +152,33 @@ def test_chart_of_a_section_has_bars_crosses_and_even_decades(tab: Tab) -> None:
     assert "10 ×" in tab.locator("#tooltip").inner_text()
     tab.locator(".entry").nth(1).click()
     assert chart.locator("g.curve").count() == 1
+
+
+def test_point_chosen_by_the_keys_stays_while_the_page_scrolls(tab: Tab) -> None:
+    chart = tab.locator(".chart svg").nth(1)
+    chart.focus()
+    chart.press("ArrowRight")
+    for _ in range(2):
+        before = tab.locator("#tooltip").bounding_box()
+        tab.evaluate("scrollBy(0, 40)")
+        settle(tab)
+        after = tab.locator("#tooltip").bounding_box()
+        assert before
+        assert after
+        assert after["y"] == pytest.approx(before["y"] - 40, abs=1)
+    chart.press("ArrowRight")
+    assert "fixup\n84" in tab.locator("#tooltip").inner_text()
+
+
+def test_point_under_the_mouse_is_left_when_the_page_scrolls(tab: Tab) -> None:
+    chart = tab.locator(".chart svg").nth(1)
+    chart.scroll_into_view_if_needed()
+    settle(tab)
+    chart.hover()
+    assert tab.locator("#tooltip").is_visible()
+    tab.evaluate("scrollBy(0, 40)")
+    settle(tab)
+    assert tab.locator("#tooltip").is_hidden()
 
 
 @pytest.mark.parametrize(("panel", "names"), [(2, SHORT), (3, LONG)])
@@ -218,7 +217,7 @@ def test_names_stand_at_their_points_and_neither_overlap_nor_are_cut(
 def test_hover_says_the_name_of_a_point(tab: Tab) -> None:
     chart = tab.locator(".chart svg").nth(2)
     chart.scroll_into_view_if_needed()
-    tab.wait_for_timeout(100)
+    settle(tab)
     box = chart.bounding_box()
     assert box
     third = (chart.locator(".dots").first.get_attribute("d") or "").split("M")[3]
@@ -244,37 +243,24 @@ def test_curve_under_another_has_a_band_there_and_both_keep_their_dash(tab: Tab)
     assert chart.locator(".band").count() == 0
 
 
-def test_many_curves_have_a_legend_a_section(tmp_path: Path) -> None:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
+def test_many_curves_have_a_legend_a_section(open_file: Open, tmp_path: Path) -> None:
     groups = [["shared", *(f"curve {first + i}" for i in range(20))] for first in (0, 100)]
     parts = tuple(
         Section(str(n), panels=(Panel("p", tuple(Curve(name, (1.0, 2.0 + k)) for k, name in enumerate(group))),))
         for n, group in enumerate(groups)
     )
     write_page(Page("Many", cards=(Card("shared", "info", "x"),), sections=parts), tmp_path / "many.html")
-    wrong: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        opened = browser.new_page(viewport={"width": 1200, "height": 900})
-        opened.on("console", lambda message: wrong.append(message.text))
-        opened.on("pageerror", lambda error: wrong.append(str(error)))
-        opened.goto((tmp_path / "many.html").as_uri())
-        sections = [opened.locator(".part").nth(n) for n in (0, 1)]
-        assert [part.locator(".legend .entry").all_inner_texts() for part in sections] == groups
-        looks = [part.locator(".entry").evaluate_all("all => all.map(e => e.className)") for part in sections]
-        assert looks[0] == looks[1]
-        assert len(set(looks[0])) == 21
-        shown = "all => all.filter(g => g.querySelector('path')).length"
-        sections[0].locator(".entry").first.click()
-        assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 21]
-        assert [part.locator(".all").is_visible() for part in sections] == [True, False]
-        sections[1].locator(".entry").nth(3).click(modifiers=["Shift"])
-        assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 1]
-        sections[1].locator(".all").click()
-        assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 21]
-        browser.close()
-    assert wrong == []
+    opened = open_file(tmp_path / "many.html")
+    sections = [opened.locator(".part").nth(n) for n in (0, 1)]
+    assert [part.locator(".legend .entry").all_inner_texts() for part in sections] == groups
+    looks = [part.locator(".entry").evaluate_all("all => all.map(e => e.className)") for part in sections]
+    assert looks[0] == looks[1]
+    assert len(set(looks[0])) == 21
+    shown = "all => all.filter(g => g.querySelector('path')).length"
+    sections[0].locator(".entry").first.click()
+    assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 21]
+    assert [part.locator(".all").is_visible() for part in sections] == [True, False]
+    sections[1].locator(".entry").nth(3).click(modifiers=["Shift"])
+    assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 1]
+    sections[1].locator(".all").click()
+    assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 21]

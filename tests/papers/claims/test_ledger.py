@@ -3,17 +3,17 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 from markdown_it import MarkdownIt
 
+from chromium import Open
 from normfree.cli import main
 from normfree.files import write_json
 from normfree.report.page import render_page
@@ -24,9 +24,6 @@ from normfree_papers.claims.ledger import code, escape, markdown, page, write_le
 from normfree_papers.claims.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, range_text, run_cells
 from normfree_papers.claims.reproduction import result_path
 from normfree_papers.claims.run_cache import Freshness
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page as Tab
 
 ROOT = Path(__file__).parents[3]
 EVIL = "a <b>|*x* _y_ [z](w) `c` $d$ ~~e~~ &amp; \\| <script>alert(1)</script>"
@@ -580,28 +577,14 @@ def test_name_of_every_number_in_the_json_stands_in_the_document(document: str) 
 
 
 @pytest.mark.browser
-def test_page_opens_in_a_browser(tmp_path: Path) -> None:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
+def test_page_opens_in_a_browser(open_file: Open, tmp_path: Path) -> None:
     write_ledger(tmp_path / "claims.html", ROOT / "results")
-    wrong: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        tab: Tab = browser.new_page(viewport={"width": 1200, "height": 900})
-        tab.on("console", lambda message: wrong.append(message.text))
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.on("request", lambda r: r.url.startswith(("file:", "blob:")) or wrong.append(r.url))
-        tab.goto((tmp_path / "claims.html").as_uri())
-        found = entries(ROOT / "results")
-        assert tab.locator(".card").count() == len(found)
-        drawn = sum(len(entry.result["panels"]) for entry in found if entry.result)
-        assert tab.locator(".panel svg g.curve").count() >= drawn
-        assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        browser.close()
-    assert wrong == []
+    tab = open_file(tmp_path / "claims.html")
+    found = entries(ROOT / "results")
+    assert tab.locator(".card").count() == len(found)
+    drawn = sum(len(entry.result["panels"]) for entry in found if entry.result)
+    assert tab.locator(".panel svg g.curve").count() >= drawn
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 # The command line

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chromium import Open
 from normfree.report.page import Page, write_page
 from normfree.train.run.run_list import WatchedRun
 from normfree.train.run.run_page import run_page, runs_page
 from watched_folders import records
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
     from playwright.sync_api import Page as Tab
 
 pytestmark = pytest.mark.browser
@@ -53,32 +53,6 @@ PAGES: dict[str, Callable[[], Page]] = {
 }
 
 
-Open = Callable[..., "Tab"]
-
-
-@pytest.fixture
-def open_tab(browser: Browser) -> Iterator[Open]:
-    """Opens a file; at the end there must have been no message, no error, no dialog and no request elsewhere."""
-    wrong: list[str] = []
-    contexts = []
-
-    def open_it(path: Path, width: int = 1200, **options: Any) -> Tab:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        tab.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        tab.on("request", lambda r: r.url.startswith(("file:", "blob:")) or wrong.append(f"request: {r.url}"))
-        tab.goto(path.as_uri())
-        return tab
-
-    yield open_it
-    for context in contexts:
-        context.close()
-    assert not wrong
-
-
 def wait_for_title(tab: Tab, title: str) -> None:
     """Wait until a page of this title is there; the policy of a page forbids the browser's own way to wait."""
     for _ in range(100):
@@ -91,11 +65,11 @@ def wait_for_title(tab: Tab, title: str) -> None:
 @pytest.mark.parametrize("width", [320, 390, 1200])
 @pytest.mark.parametrize("name", PAGES)
 def test_page_opens_without_an_error_and_does_not_scroll_sideways(
-    open_tab: Open, tmp_path: Path, name: str, width: int
+    open_file: Open, tmp_path: Path, name: str, width: int
 ) -> None:
     page = PAGES[name]()
     write_page(page, tmp_path / "page.html")
-    tab = open_tab(tmp_path / "page.html", width)
+    tab = open_file(tmp_path / "page.html", width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.locator("h1").text_content() == page.title
     assert tab.locator(".chart svg").count() == len(page.all_panels)
@@ -106,17 +80,17 @@ def test_page_opens_without_an_error_and_does_not_scroll_sideways(
 
 @pytest.mark.parametrize("name", ["running", "many"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_follows_the_colours_of_the_system(open_tab: Open, tmp_path: Path, name: str, scheme: str) -> None:
+def test_page_follows_the_colours_of_the_system(open_file: Open, tmp_path: Path, name: str, scheme: str) -> None:
     write_page(PAGES[name](), tmp_path / "page.html")
-    tab = open_tab(tmp_path / "page.html", color_scheme=scheme)
+    tab = open_file(tmp_path / "page.html", color_scheme=scheme)
     shade = re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))[0]
     assert (int(shade) > 200) == (scheme == "light")
 
 
 @pytest.mark.parametrize("name", ["running", "many"])
-def test_print_is_light_and_cuts_no_table(open_tab: Open, tmp_path: Path, name: str) -> None:
+def test_print_is_light_and_cuts_no_table(open_file: Open, tmp_path: Path, name: str) -> None:
     write_page(PAGES[name](), tmp_path / "page.html")
-    tab = open_tab(tmp_path / "page.html", 794, color_scheme="dark")  # the width of A4
+    tab = open_file(tmp_path / "page.html", 794, color_scheme="dark")  # the width of A4
     tab.emulate_media(media="print")
     assert tab.evaluate("getComputedStyle(document.body).colorScheme") in ("light", "normal")
     assert tab.locator("#theme").is_hidden()
@@ -127,10 +101,10 @@ def test_print_is_light_and_cuts_no_table(open_tab: Open, tmp_path: Path, name: 
     assert len(tab.pdf(format="A4")) > 10_000
 
 
-def test_running_page_loads_itself_again_until_the_run_ends(open_tab: Open, tmp_path: Path) -> None:
+def test_running_page_loads_itself_again_until_the_run_ends(open_file: Open, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     write_page(replace(PAGES["running"](), refresh=1), path)
-    tab = open_tab(path)
+    tab = open_file(path)
     assert tab.locator("#written").inner_text() in ("Written 0 s ago.", "Written 1 s ago.")
     tab.locator(".entry", has_text="validation").click()  # hides its curves
     tab.locator("#theme").click()
@@ -147,20 +121,20 @@ def test_running_page_loads_itself_again_until_the_run_ends(open_tab: Open, tmp_
     assert tab.title() == "ended"
 
 
-def test_page_of_a_killed_run_says_that_nothing_is_new(open_tab: Open, tmp_path: Path) -> None:
+def test_page_of_a_killed_run_says_that_nothing_is_new(open_file: Open, tmp_path: Path) -> None:
     write_page(replace(PAGES["running"](), written=time.time() - 600), tmp_path / "page.html")
-    tab = open_tab(tmp_path / "page.html")
+    tab = open_file(tmp_path / "page.html")
     assert tab.locator("#written").inner_text() == (
         "Written 10 min ago. Nothing new since: the run may have been stopped."
     )
 
 
-def test_page_over_many_links_to_the_page_of_a_run(open_tab: Open, tmp_path: Path) -> None:
+def test_page_over_many_links_to_the_page_of_a_run(open_file: Open, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "a: b #1?"
     folder.mkdir(parents=True)
     write_page(PAGES["one epoch"](), folder / "page.html")
     run = replace(RUNNING, folder=folder, state="finished")
     write_page(runs_page([run], ["a: b #1?"], {folder: records(3)}, tmp_path), tmp_path / "all.html")
-    tab = open_tab(tmp_path / "all.html")
+    tab = open_file(tmp_path / "all.html")
     tab.locator("td.files a").click()
     wait_for_title(tab, "run")

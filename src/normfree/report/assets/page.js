@@ -381,6 +381,12 @@
       cursor?.replaceChildren();
     }
 
+    // While the page scrolls, a point chosen by the keys stays, with the tooltip beside it.
+    function scroll() {
+      if (at && svg.matches(":focus-visible")) read(at.line, at.point);
+      else leave();
+    }
+
     function step(event) {
       if (event.key === "Escape") return leave();
       const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -411,7 +417,7 @@
     svg.addEventListener("blur", leave);
     figure.querySelectorAll(".scale button").forEach((button) => button.addEventListener("click", rescale));
     figure.querySelectorAll("[hidden]:not(.gaps)").forEach((node) => { node.hidden = false; });
-    const self = { draw, leave, svg, legend };
+    const self = { draw, leave, scroll, svg, legend };
     charts.push(self);
     new ResizeObserver(() => { if (!printing && box.clientWidth !== drawnAt) { leave(); draw(); } }).observe(box);
     draw();
@@ -470,7 +476,7 @@
   addEventListener("beforeprint", () => { printing = true; charts.forEach((chart) => chart.draw(660)); });
   addEventListener("afterprint", () => { printing = false; charts.forEach((chart) => chart.draw()); });
   if (kept.hidden?.length) legends.forEach((legend) => legend.update());
-  addEventListener("scroll", () => charts.forEach((chart) => chart.leave()), { passive: true });
+  addEventListener("scroll", () => charts.forEach((chart) => chart.scroll()), { passive: true });
   addEventListener("pointerdown", (event) => {
     charts.forEach((chart) => chart.svg.contains(event.target) || chart.leave());
   });
