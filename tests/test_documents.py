@@ -105,7 +105,7 @@ def test_benchmarks_page_is_made_from_the_stored_results() -> None:
 
 DOCUMENTS = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guide.md", "docs/design.md", "docs/benchmarks.md",
-    "docs/findings.md", "docs/frameworks.md", "docs/kernels.md", "docs/moved.md", "docs/models.md",
+    "docs/findings.md", "docs/errata.md", "docs/frameworks.md", "docs/kernels.md", "docs/moved.md", "docs/models.md",
     "docs/cluster.md", "docs/reliability.md", "docs/start.md", "SECURITY.md", "benchmarks/README.md",
     "examples/README.md",
 ]  # fmt: skip

@@ -29,6 +29,7 @@ PLAIN = {  # documents that are one page each
     "docs/kernels.md": "kernels.md",
     "docs/reliability.md": "reliability.md",
     "docs/findings.md": "findings.md",
+    "docs/errata.md": "errata.md",
     "docs/benchmarks.md": "benchmarks.md",
     "docs/design.md": "design.md",
     "docs/moved.md": "moved.md",
