@@ -58,32 +58,11 @@ BROKEN: list[Broken] = [
         "The batch norms' weights are drawn around 0 and not around 1: each norm shrinks the signal fiftyfold.",
     ),
     Broken(
-        "segmentation_softmax_over_width",
-        pictures.segmentation_softmax_over_width,
-        {"log_softmax", "output", "loss", "score"},
-        ["dim", "axis", "axes", "softmax"],
-        "The log-softmax runs over the width of the picture and not over the classes.",
-    ),
-    Broken(
         "audio_instance_norm_before_pool",
         pictures.audio_instance_norm_before_pool,
         {"norm", "fc"},
         ["constant", "same for all", "same for every", "instance", "mean of zero", "does not depend"],
         "Instance norm sets each channel's mean over time to zero, then the pooling takes this mean: all inputs alike.",
-    ),
-    Broken(
-        "resnet_norm_removed",
-        pictures.resnet_norm_removed,
-        {"blocks"},
-        [*LARGE, "norm"],
-        "The norms were taken out of a residual network and nothing was put in: the signal grows at each block.",
-    ),
-    Broken(
-        "cnn_shared_batch_norm",
-        pictures.cnn_shared_batch_norm,
-        {"bn", "bn2", "bn3"},
-        ["shared", "several times", "more than once", "twice", "three times", "reuse", "running", "same module"],
-        "One batch norm serves three layers; its running statistics fit none of them.",
     ),
     Broken(
         "cnn_divided_by_255_twice",
@@ -156,13 +135,6 @@ BROKEN: list[Broken] = [
         "The softmax of the attention runs over an axis of length one, so that the scores get no gradient.",
     ),
     Broken(
-        "lstm_weights_of_std_one",
-        tokens.lstm_weights_of_std_one,
-        {"lstm"},
-        [*LARGE, "saturat", "init"],
-        "The LSTM's weights have standard deviation 1: its gates are saturated.",
-    ),
-    Broken(
         "mlp_without_activations",
         tables.mlp_without_activations,
         {"layers"},
@@ -175,13 +147,6 @@ BROKEN: list[Broken] = [
         {"mu", "logvar", "loss", "encoder"},
         ["kl", "dominat", "collapse", "reduction", "outweigh"],
         "The KL term is summed over the batch and outweighs the mean reconstruction error.",
-    ),
-    Broken(
-        "vqvae_without_straight_through",
-        tables.vqvae_without_straight_through,
-        {"encoder"},
-        [*CUT, "straight-through", "argm"],
-        "The choice of the nearest code passes no gradient: the encoder never learns.",
     ),
     Broken(
         "graph_sum_of_neighbours",
@@ -217,27 +182,6 @@ BROKEN: list[Broken] = [
         {"layers"},
         [*LARGE, "init", "sine", "frequen", "chao"],
         "The sine layers have default weights, about fifteen times too large for the frequency of 30.",
-    ),
-    Broken(
-        "diffusion_raw_time_steps",
-        tables.diffusion_raw_time_steps,
-        {"time", "inputs"},
-        [*LARGE, "standardiz", "normaliz", "magnitude"],
-        "The time step, 0 to 1000, is not scaled, and drowns the sample.",
-    ),
-    Broken(
-        "experts_picked_by_argmax",
-        tables.experts_picked_by_argmax,
-        {"router"},
-        [*CUT, "argmax"],
-        "The router picks by argmax alone and gets no gradient.",
-    ),
-    Broken(
-        "upscaler_view_for_pixel_shuffle",
-        tables.upscaler_view_for_pixel_shuffle,
-        {"expand", "output"},
-        ["view", "reshape", "shuffle", "order", "permut", "layout"],
-        "A view stands for the pixel shuffle: the channels end up in wrong places of the picture.",
     ),
 ]
 

@@ -207,27 +207,6 @@ def dcgan_norm_weights_around_zero(broken: bool = True, batch: int = 0) -> Case:
     return Generator(0.0 if broken else 1.0), z, pictures, nn.MSELoss()
 
 
-class DenseScores(nn.Module):
-    """A fully convolutional network that ends in log-probabilities."""
-
-    def __init__(self, broken: bool) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 5, padding=2), nn.ReLU()
-        )
-        self.score = nn.Conv2d(24, 4, 1)
-        self.log_softmax = nn.LogSoftmax(dim=-1 if broken else 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.log_softmax(self.score(self.features(x)))
-
-
-def segmentation_softmax_over_width(broken: bool = True, batch: int = 0) -> Case:
-    """The log-softmax runs over the last axis, the width of the picture, and not over the classes."""
-    torch.manual_seed(0)
-    return DenseScores(broken), *scenes(batch), nn.NLLLoss()
-
-
 class ToneNet(nn.Module):
     """1-D convolutions over a sound, a norm, the mean over time and a linear layer."""
 
@@ -252,61 +231,6 @@ def audio_instance_norm_before_pool(broken: bool = True, batch: int = 0) -> Case
     time, phase = torch.arange(128.0), 6.28 * torch.rand(64, 1, generator=draw)
     tones = torch.sin(time * (0.15 + 0.2 * labels[:, None]) + phase) * 1.4
     return ToneNet(broken), (tones + 0.5 * torch.randn(64, 128, generator=draw))[:, None], labels, nn.CrossEntropyLoss()
-
-
-class PlainResNet(nn.Module):
-    """Residual blocks of two convolutions; batch norm or none."""
-
-    def __init__(self, blocks: int, norm: bool) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 24, 3, padding=1)
-        self.blocks = nn.ModuleList(self._branch(24, norm) for _ in range(blocks))
-        self.fc = nn.Linear(24, 10)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-
-    @staticmethod
-    def _branch(width: int, norm: bool) -> nn.Sequential:
-        def layer() -> list[nn.Module]:
-            return [nn.BatchNorm2d(width)] * norm + [nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)]
-
-        return nn.Sequential(*layer(), *layer())
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(self.stem(x), 2)
-        for block in self.blocks:
-            x = x + block(x)
-        return self.fc(F.relu(x).mean((2, 3)))
-
-
-def resnet_norm_removed(broken: bool = True, batch: int = 0) -> Case:
-    """The batch norms were taken out and nothing put in their place: each block multiplies the variance."""
-    torch.manual_seed(0)
-    return PlainResNet(16, not broken), *images(batch, n=32), nn.CrossEntropyLoss()
-
-
-class SharedNormNet(nn.Module):
-    """Three convolutions; one batch norm for all of them, or one for each."""
-
-    def __init__(self, broken: bool) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 32, 3, padding=1)
-        self.conv2, self.conv3 = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
-        self.bn = nn.BatchNorm2d(32)
-        self.bn2, self.bn3 = (self.bn, self.bn) if broken else (nn.BatchNorm2d(32), nn.BatchNorm2d(32))
-        self.fc = nn.Linear(32 * 16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.bn(10 * self.conv1(x))), 2)
-        x = F.max_pool2d(F.relu(self.bn2(self.conv2(x))), 2)
-        return self.fc(F.relu(self.bn3(self.conv3(x))).flatten(1))
-
-
-def cnn_shared_batch_norm(broken: bool = True, batch: int = 0) -> Case:
-    """One batch norm serves three layers: its running statistics fit none of them in evaluation."""
-    torch.manual_seed(0)
-    return SharedNormNet(broken), *images(batch), nn.CrossEntropyLoss()
 
 
 def cnn_divided_by_255_twice(broken: bool = True, batch: int = 0) -> Case:

@@ -1,10 +1,12 @@
 """Broken networks of the sixth set for tables, graphs, fields and generative models, each with a healthy twin."""
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fifth_parts import Case, categories, generator, images, table
+from fifth_parts import Case, categories, generator
 
 
 class Stack(nn.Module):
@@ -12,7 +14,9 @@ class Stack(nn.Module):
 
     def __init__(self, broken: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in ((4, 64), (64, 64), (64, 64), (64, 2)))
+        self.layers = nn.ModuleList(
+            nn.Linear(before, after) for before, after in ((4, 64), (64, 64), (64, 64), (64, 2))
+        )
         self.broken = broken
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,41 +59,6 @@ def vae_kl_summed_over_batch(broken: bool = True, batch: int = 0) -> Case:
         return F.mse_loss(rebuilt, targets) + (kl.sum() if broken else kl.mean() / targets.shape[1])
 
     return VAE(24, 8), x, x, loss
-
-
-class Quantizer(nn.Module):
-    """Replaces each vector by the nearest entry of a codebook."""
-
-    def __init__(self, codes: int, width: int, broken: bool) -> None:
-        super().__init__()
-        self.codebook = nn.Embedding(codes, width)
-        self.broken = broken
-
-    def forward(self, x: Tensor) -> Tensor:
-        nearest = self.codebook(torch.cdist(x, self.codebook.weight).argmin(-1))
-        return nearest if self.broken else nearest + x - x.detach()
-
-
-class VQAutoencoder(nn.Module):
-    """An autoencoder whose code is eight entries of a codebook."""
-
-    def __init__(self, features: int, broken: bool) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(features, 128), nn.ReLU(), nn.Linear(128, 8 * 4))
-        self.quantizer = Quantizer(16, 4, broken)
-        self.decoder = nn.Sequential(nn.Linear(8 * 4, 128), nn.ReLU(), nn.Linear(128, features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.quantizer(self.encoder(x).unflatten(1, (8, 4))).flatten(1))
-
-
-def vqvae_without_straight_through(broken: bool = True, batch: int = 0) -> Case:
-    """The codes replace the encoder's output without the straight-through trick: no gradient reaches the encoder."""
-    torch.manual_seed(0)
-    hidden = torch.randn(128, 4, generator=generator(1000 + batch))
-    signal = hidden @ torch.randn(4, 8, generator=generator(14)) / 2
-    x = torch.cat([signal, 3 * torch.randn(128, 56, generator=generator(1500 + batch))], 1)
-    return VQAutoencoder(64, broken), x, signal, lambda output, wanted: F.mse_loss(output[:, :8], wanted)
 
 
 class GraphNet(nn.Module):
@@ -216,7 +185,7 @@ class Siren(nn.Module):
     def __init__(self, width: int, depth: int, broken: bool) -> None:
         super().__init__()
         sizes = [2] + [width] * depth
-        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in itertools.pairwise(sizes))
         self.out = nn.Linear(width, 1)
         self.frequency = 30.0
         if not broken:
@@ -237,74 +206,3 @@ def siren_default_weights(broken: bool = True, batch: int = 0) -> Case:
     x = 2 * torch.rand(256, 2, generator=generator(1000 + batch)) - 1
     wanted = torch.sin(4 * x[:, :1]) * torch.cos(5 * x[:, 1:]) * 1.4
     return Siren(64, 4, broken), x, wanted, nn.MSELoss()
-
-
-class Denoiser(nn.Module):
-    """Predicts the noise of a diffusion model from the noisy sample and the time step, the last column."""
-
-    def __init__(self, features: int, width: int, broken: bool) -> None:
-        super().__init__()
-        self.time = nn.Linear(1, width)
-        self.inner = nn.Linear(features, width)
-        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
-        self.out = nn.Linear(width, features)
-        self.broken = broken
-
-    def forward(self, noisy: Tensor) -> Tensor:
-        x, step = noisy[:, :-1], noisy[:, -1:]
-        step = step if self.broken else step / 500 - 1
-        return self.out(self.mlp(F.silu(self.inner(x) + self.time(step))))
-
-
-def diffusion_raw_time_steps(broken: bool = True, batch: int = 0) -> Case:
-    """The time step, 0 to 1000, goes into a linear layer as it is, and drowns the sample."""
-    torch.manual_seed(0)
-    draw = generator(1000 + batch)
-    clean = table(batch, outputs=6)[1]
-    noise = torch.randn(clean.shape, generator=draw)
-    step = torch.randint(1000, (len(clean), 1), generator=draw).float()
-    keep = torch.cos(step / 1000 * 1.57).square()
-    return Denoiser(6, 96, broken), torch.cat([keep.sqrt() * clean + (1 - keep).sqrt() * noise, step], 1), noise, nn.MSELoss()
-
-
-class Experts(nn.Module):
-    """A mixture of experts; the router weighs them, or picks one by argmax."""
-
-    def __init__(self, features: int, experts: int, classes: int, broken: bool) -> None:
-        super().__init__()
-        self.router = nn.Linear(features, experts)
-        self.experts = nn.ModuleList(nn.Linear(features, classes) for _ in range(experts))
-        self.broken = broken
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.router(x)
-        weights = F.one_hot(scores.argmax(1), scores.shape[1]).float() if self.broken else scores.softmax(1)
-        return sum(weights[:, [i]] * expert(x) for i, expert in enumerate(self.experts))
-
-
-def experts_picked_by_argmax(broken: bool = True, batch: int = 0) -> Case:
-    """The router picks an expert by argmax alone, which passes no gradient: the routing is never learned."""
-    torch.manual_seed(0)
-    x = torch.randn(128, 20, generator=generator(1000 + batch))
-    return Experts(20, 2, 2, broken), x, (x[:, 0] * x[:, 1] > 0).long(), nn.CrossEntropyLoss()
-
-
-class Upscaler(nn.Module):
-    """Doubles the size of a picture."""
-
-    def __init__(self, broken: bool) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 48, 3, padding=1), nn.ReLU(), nn.Conv2d(48, 48, 3, padding=1), nn.ReLU())
-        self.expand = nn.Conv2d(48, 12, 3, padding=1)
-        self.broken = broken
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.expand(self.body(x))
-        return x.view(len(x), 3, 2 * x.shape[2], 2 * x.shape[3]) if self.broken else F.pixel_shuffle(x, 2)
-
-
-def upscaler_view_for_pixel_shuffle(broken: bool = True, batch: int = 0) -> Case:
-    """A view stands for the pixel shuffle: the channels are laid one after the other, not between the pixels."""
-    torch.manual_seed(0)
-    x = F.interpolate(images(batch, n=32)[0], size=32, mode="bicubic")
-    return Upscaler(broken), F.avg_pool2d(x, 2), x, nn.MSELoss()

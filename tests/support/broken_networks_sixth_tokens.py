@@ -230,24 +230,3 @@ def bag_attention_softmax_of_one(broken: bool = True, batch: int = 0) -> Case:
     bags[torch.arange(64), chosen, 0] = 3
     labels = bags[torch.arange(64), chosen, 1:5].argmax(1)
     return AttentionPool(10, 64, 4, broken), bags, labels, nn.CrossEntropyLoss()
-
-
-class Forecaster(nn.Module):
-    """An LSTM of two layers that classifies a time series."""
-
-    def __init__(self, features: int, width: int, classes: int, broken: bool) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(features, width, 2, batch_first=True)
-        self.fc = nn.Linear(width, classes)
-        if broken:
-            for weight in self.lstm.parameters():
-                nn.init.normal_(weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.lstm(x)[0][:, -1])
-
-
-def lstm_weights_of_std_one(broken: bool = True, batch: int = 0) -> Case:
-    """All weights of the LSTM are drawn with standard deviation 1: its gates are saturated."""
-    torch.manual_seed(0)
-    return Forecaster(4, 96, 4, broken), *series(batch), nn.CrossEntropyLoss()

@@ -71,12 +71,11 @@ def marian() -> Case:
     from transformers import MarianConfig, MarianMTModel
 
     torch.manual_seed(0)
-    sizes = {f"{part}_{what}": value for part in ("encoder", "decoder")
-             for what, value in (("layers", 2), ("ffn_dim", 64), ("attention_heads", 4))}  # fmt: skip
-    model = MarianMTModel(
-        MarianConfig(vocab_size=VOCABULARY, d_model=32, pad_token_id=0, decoder_start_token_id=0, eos_token_id=1,
-                     max_position_embeddings=64, **sizes)  # fmt: skip
-    )
+    settings = MarianConfig(vocab_size=VOCABULARY, d_model=32, max_position_embeddings=64)
+    settings.update({"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1})
+    for part in ("encoder", "decoder"):
+        settings.update({f"{part}_layers": 2, f"{part}_ffn_dim": 64, f"{part}_attention_heads": 4})
+    model = MarianMTModel(settings)
     tokens = chains(0, n=8, length=12, vocabulary=VOCABULARY)[0]
     return MarianPair(model), tokens, tokens.flip(1).flatten(), nn.CrossEntropyLoss()
 
@@ -86,10 +85,9 @@ def time_series_mixer() -> Case:
     from transformers import PatchTSMixerConfig, PatchTSMixerForPrediction
 
     torch.manual_seed(0)
-    model = PatchTSMixerForPrediction(
-        PatchTSMixerConfig(context_length=32, patch_length=8, patch_stride=8, num_input_channels=2, d_model=16,
-                           num_layers=2, prediction_length=8)  # fmt: skip
-    )
+    settings = PatchTSMixerConfig(context_length=32, patch_length=8, patch_stride=8, num_input_channels=2)
+    settings.update({"d_model": 16, "num_layers": 2, "prediction_length": 8})
+    model = PatchTSMixerForPrediction(settings)
     time = torch.arange(40.0)[None, :, None] + 6 * torch.rand(32, 1, 2)
     waves = torch.sin(time / 3) + 0.1 * torch.randn(32, 40, 2)
     return Wrapped(model, lambda out: out.prediction_outputs), waves[:, :32], waves[:, 32:], nn.MSELoss()
@@ -112,16 +110,20 @@ HEALTHY = [
         "transformers_olmoe",
         partial(_language, "OlmoeForCausalLM", "OlmoeConfig", num_experts=4, num_experts_per_tok=2, **SMALL),
     ),
-    Healthy("transformers_openai_gpt", partial(_language, "OpenAIGPTLMHeadModel", "OpenAIGPTConfig",
-                                              n_embd=32, n_layer=2, n_head=4, n_positions=32)),
+    Healthy(
+        "transformers_openai_gpt",
+        partial(_language, "OpenAIGPTLMHeadModel", "OpenAIGPTConfig", n_embd=32, n_layer=2, n_head=4, n_positions=32),
+    ),
     Healthy(
         "transformers_convbert",
-        partial(_sentence_classifier, "ConvBertForSequenceClassification", "ConvBertConfig", embedding_size=32, **SMALL),
+        partial(
+            _sentence_classifier, "ConvBertForSequenceClassification", "ConvBertConfig", embedding_size=32, **SMALL
+        ),
     ),
     Healthy("transformers_marian", marian),
     Healthy("transformers_patchtsmixer", time_series_mixer),
     *(Healthy(name, make) for name, make in own.OWN.items()),
-]  # fmt: skip
+]
 
 HEALTHY_SIXTH = [healthy.name for healthy in HEALTHY]
 

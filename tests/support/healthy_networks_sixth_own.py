@@ -1,5 +1,6 @@
 """Eighteen sound networks of the sixth set, written for it: each of another family."""
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -59,30 +60,14 @@ def selu_mlp() -> Case:
     return model, *categories(0), nn.CrossEntropyLoss()
 
 
-class Highway(nn.Module):
-    """Gated layers whose gates start nearly shut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 48)
-        self.carry = nn.ModuleList(nn.Linear(48, 48) for _ in range(6))
-        self.gates = nn.ModuleList(nn.Linear(48, 48) for _ in range(6))
-        self.last = nn.Linear(48, 1)
-        for gate in self.gates:
-            nn.init.constant_(gate.bias, -1.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for carry, gate in zip(self.carry, self.gates, strict=True):
-            opened = torch.sigmoid(gate(x))
-            x = opened * F.relu(carry(x)) + (1 - opened) * x
-        return self.last(x)
-
-
 @_sound
-def highway_regression() -> Case:
-    """Return a highway network."""
-    return Highway(), *table(0), nn.MSELoss()
+def weight_normed_regression() -> Case:
+    """Return an MLP whose layers are parametrized by torch's weight norm."""
+    sizes = (8, 64, 64, 64)
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.utils.parametrizations.weight_norm(nn.Linear(before, after)), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(64, 1)), *table(0), nn.MSELoss()
 
 
 class Coupling(nn.Module):
@@ -352,24 +337,13 @@ def feature_pyramid() -> Case:
     return Pyramid(), *scenes(0), nn.CrossEntropyLoss()
 
 
-class Factors(nn.Module):
-    """Factorization machine: linear terms and products of embeddings of three categorical columns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.vectors = nn.Embedding(30, 1), nn.Embedding(30, 8)
-        nn.init.normal_(self.vectors.weight, std=0.3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        v = self.vectors(x)
-        return self.linear(x).sum((1, 2)) + (v.sum(1).square() - v.square().sum(1)).sum(1) / 2
-
-
 @_sound
-def factorization_machine() -> Case:
-    """Return a factorization machine with a binary target."""
+def categorical_columns() -> Case:
+    """Return an MLP on the embeddings of three categorical columns, with a binary target."""
     x = torch.randint(10, (256, 3), generator=generator(25)) + torch.tensor([0, 10, 20])
-    return Factors(), x, (x.sum(1) % 2).float(), nn.BCEWithLogitsLoss()
+    hidden = [nn.Flatten(), nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0)]
+    model = nn.Sequential(nn.Embedding(30, 16), *hidden)
+    return model, x, (x.sum(1) > 43).float(), nn.BCEWithLogitsLoss()
 
 
 class Gaussian(nn.Module):
