@@ -56,15 +56,21 @@ def test_demo_is_read_the_second_time(demo: Demo, folder: Path, monkeypatch: pyt
 def test_progress_counts_what_a_run_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number the 24 deepest of 88 would be a quarter of the work, and the time left more than twice what it is."""
     told: list[int] = []
+    texts: list[str] = []
+
+    def update(done: int, total: int, text: str) -> None:
+        told.append(done)
+        texts.append(text)
 
     def stopped(*_: object, progress: Callable[[int, int, str], None], **__: object) -> Any:
         for done in (0, 24, 72):
-            progress(done, 72, "")
+            progress(done, 72, "about 1 min 2 s left, a run")
         return SimpleNamespace(signal=1)
 
     monkeypatch.setattr(room, "compare", stopped)
     monkeypatch.setattr(room, "measure_signal", lambda _: ([1.0], [1.0]))
-    assert run_demo(tmp_path, progress=lambda done, *_: told.append(done)) is None
+    assert run_demo(tmp_path, progress=update) is None
+    assert texts[1:] == ["a run"] * 3  # one estimate of the time left: that of the demo
     start, signals, deepest, depths = told
     assert (start, signals) == (0, pytest.approx(6, abs=4))  # of 250 s on one core: about 20
     assert deepest - signals == pytest.approx(64, abs=8)  # 159 s, and 27 more for the shallower ones
@@ -124,6 +130,8 @@ def test_picture_explains_its_crosses_and_the_methods_it_leaves_out(demo: Demo) 
     assert "× diverged" in depth.note  # he_in at 200 layers
     assert "×" not in batches.note
     assert "Only batchnorm and fixup were run here" in batches.note
+    assert [level.name for level in batches.levels] == ["chance, 10.0 %"]  # linear learned from ten times the images
+    assert len(depth.levels) == 2
 
 
 def test_demo_draws_no_gradient_behind_numbers_that_are_not_finite(demo: Demo) -> None:

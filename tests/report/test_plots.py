@@ -233,13 +233,15 @@ def test_linear_axis_begins_at_zero_where_heights_compare(values: tuple[float, .
     assert axes.get_ylim()[0] == pytest.approx(bottom)
 
 
-@pytest.mark.parametrize(("spread", "bottom"), [((), 0.0), ((0.3, 0.3), 29.2)])
+@pytest.mark.parametrize(("spread", "bottom"), [((), 0.0), ((0.0, 0.0), 0.0), ((0.3, 0.3), 29.2)])
 def test_single_values_at_names_begin_at_zero_unless_they_have_error_bars(
     spread: tuple[float, ...], bottom: float
 ) -> None:
     panel = Panel("BLEU", (Curve("here", (29.6, 30.2), spread=spread),), log_y=False, names=("layer norm", "Fixup"))
     (axes,) = _figure((panel,), "", 1).axes
-    assert axes.get_ylim()[0] == pytest.approx(bottom, abs=0.15)
+    low, high = axes.get_ylim()
+    assert low == pytest.approx(bottom, abs=0.15)
+    assert high - 30.2 > 0.04 * (high - low)  # no point is cut
 
 
 def test_curves_differ_by_the_shape_of_their_points_in_the_panel_and_in_the_legend() -> None:

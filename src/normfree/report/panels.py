@@ -190,7 +190,7 @@ class Panel:
     @property
     def is_unspread(self) -> bool:
         """Whether it has single values at names, with neither error bars nor single runs."""
-        return bool(self.names) and not any(curve.spread or curve.singles for curve in self.curves)
+        return bool(self.names) and not any(any(curve.spread) or curve.singles for curve in self.curves)
 
     def positions(self, curve: Curve) -> tuple[float, ...]:
         """The positions of a curve's values: its own, the panel's, or 1, 2, 3, …"""

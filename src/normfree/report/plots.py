@@ -248,8 +248,9 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
         axes.tick_params(which="minor", length=1.8, width=0.6, color="#9aa0aa")
     else:
         low, high = min(values, default=0.0) / scale, max(values, default=0.0) / scale
-        margin = (0.12 if panel.names else 0.05) * (high - low) or 0.1 * abs(high) or 1.0
         from_zero = panel.from_zero and low > 0 and (low < high / 2 or panel.is_unspread)  # so that heights compare
+        height = high if from_zero and panel.is_unspread else high - low
+        margin = (0.12 if panel.names else 0.05) * height or 0.1 * abs(high) or 1.0
         axes.set_ylim(0 if from_zero else low - margin, high + margin)
         separate_thousands(axes.yaxis, values)
     label_levels(axes, panel, scale)

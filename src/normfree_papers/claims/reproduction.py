@@ -94,7 +94,7 @@ def draw(claim: Claim, result: Result, out: str | Path) -> None:
 def redraw(out: str | Path = RESULTS, claims: Sequence[Claim] | None = None) -> list[Path]:
     """Draw the pictures of stored results again, of all claims or of some; measures nothing.
 
-    The picture of a result without panels is removed.
+    Results of older measurements are drawn too: documents show them. The picture of a result without panels is removed.
 
     Raises:
         ValueError: for a stored file that is no result.
@@ -103,7 +103,7 @@ def redraw(out: str | Path = RESULTS, claims: Sequence[Claim] | None = None) -> 
     drawn = []
     for claim in all_claims() if claims is None else claims:
         for scale in SCALES:
-            result = stored(out, claim, scale)
+            result = _read(out, claim, scale)
             if result is not None and _draw(claim, result, out):
                 drawn.append(picture_path(out, claim, scale))
             elif result is not None:
@@ -259,6 +259,12 @@ def is_empty(result: Result) -> bool:
 
 def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
     """The stored result of a claim; None if there is none, or only that of an older measurement."""
+    result = _read(out, claim, scale)
+    return result if result is not None and result.get("version") == claim.version else None
+
+
+def _read(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
+    """The stored result of a claim, also that of an older measurement."""
     path = result_path(out, claim, scale)
     if not path.exists():
         return None
@@ -268,7 +274,7 @@ def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
             f"expected the {scale} result of '{claim.id}' in '{path}', got the {result['scale']} one of "
             f"'{result['claim']}'; delete it, or run the claim with --again"
         )
-    return result if result.get("version") == claim.version else None
+    return result
 
 
 # The command

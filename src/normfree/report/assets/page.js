@@ -140,7 +140,7 @@
       x: [curve.x, panel.x, curve.values.map((_, i) => i + 1)].find((x) => x.length),
     }));
     const named = panel.names.length > 0; // categorical x axis: separate points, no lines
-    const unspread = named && curves.every((curve) => !curve.spread.length && !curve.singles.length);
+    const unspread = named && curves.every((curve) => !curve.spread.some(Boolean) && !curve.singles.length);
     const along = (position) => (panel.log_x ? Math.log10(position) : position);
     const [left, right] = named ? [0.5, panel.names.length + 0.5] : range([...panel.x, ...curves.flatMap((curve) => range(curve.x))].map(along));
     const whole = curves.every((curve) => curve.x.every(Number.isInteger));
