@@ -14,7 +14,7 @@ from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_pat
 
 from normfree.diagnostics.input_output import IgnoredInput, cross_entropy, first_tensor, is_finite, is_mask, own_loss
 from normfree.diagnostics.invariants import first_difference, hooked, trace
-from normfree.diagnostics.signals import FailedCheck, Gain, Signal
+from normfree.diagnostics.signals import Fact, Gain, Signal
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import is_norm
@@ -62,11 +62,11 @@ def with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any
         unread = [i for i in asked.ignored if not _is_read(model, parts, i, args, kwargs)]
     used = (*cut, *hidden)
     unused = [name for name in idle if name not in used] if len(idle) <= MOST_CANDIDATES or not used else []
-    checks = (*signal.checks, *(FailedCheck("input ignored", "the input", i.part) for i in unread))
+    facts = (*signal.facts, *(Fact("input ignored", "the input", i.part) for i in unread))
     inside = [name for name in origin if asked.ended and name.startswith(f"{asked.ended}.")]
     first = next(iter(inside or origin), "")
     kind = type(parts.modules[first]).__name__ if first else ""
-    signal = replace(signal, broken=broken, origin=first, origin_kind=kind, checks=checks)
+    signal = replace(signal, broken=broken, origin=first, origin_kind=kind, facts=facts)
     return replace(signal, cut=tuple(cut), unused=tuple(unused))
 
 
@@ -76,8 +76,8 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
     args, kwargs = _copied(inputs)
     if signal.unmeasured:
         return signal
-    noise, place = noise_of(model, parts, (args, kwargs))
-    found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), noise=noise, noise_place=place)
+    facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))
+    found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), facts=facts)
     if all(math.isfinite(s.gradient_level) for s in signal.sums):
         return found
 
@@ -289,7 +289,7 @@ def random_start(output: Any) -> Tensor:
     return (tensor * torch.randn(tensor.shape, generator=source).to(tensor)).sum()
 
 
-def noise_of(model: nn.Module, parts: ModelParts, arguments: Any) -> tuple[float, str]:
+def noise_facts(model: nn.Module, parts: ModelParts, arguments: Any) -> Iterator[Fact]:
     """The squared difference of the output between two passes over that between two samples, and where it begins."""
     with torch.no_grad():
         outputs = []
@@ -300,7 +300,6 @@ def noise_of(model: nn.Module, parts: ModelParts, arguments: Any) -> tuple[float
         one, other = (output if output.dim() else output[None] for output in outputs)  # a loss is one number
         between = ((one - one.roll(1, 0)) * (other - other.roll(1, 0))).mean()  # noise has no part in it, on average
         share = float((one - other).square().mean() / between.clamp_min(1e-12))
-    if not share:
-        return 0.0, ""
-    first, second = (trace(model, parts, arguments, evaluate=False, seed=seed) for seed in (0, 1))
-    return share, first_difference(first, second)
+    if share:
+        first, second = (trace(model, parts, arguments, evaluate=False, seed=seed) for seed in (0, 1))
+        yield Fact("noise", first_difference(first, second), value=share)

@@ -1,26 +1,96 @@
-"""The rules for modules and their weights: zero, equal, frozen, tied, unused or unlike others; see `rules.py`."""
+"""The rules for modules, their weights and functions: zero, equal, frozen, tied, unused, saturated or unlike others.
+
+`rules.py` has the rules for the signal. The functions are pure, and each limit stands above its rule with its reason.
+Unless stated otherwise a limit is a ratio of variances or of second moments, not of standard deviations.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
-from normfree.diagnostics.blocks import name_pattern
-from normfree.diagnostics.findings import Finding, finding
-from normfree.diagnostics.loss_rules import CONSTANT_OUTPUT
-from normfree.diagnostics.signals import LayerSignal, ModuleFact, Signal
+from normfree.diagnostics.findings import FINDINGS, Finding, finding
+from normfree.diagnostics.growth import LARGE, NOTICEABLE
+from normfree.diagnostics.signals import CONSTANT, SURE, Fact, LayerSignal, ModuleFact, Signal, name_pattern
 from normfree.plan import Branch
+from normfree.report.tables import shorten_names
 
 SIMILAR = 4  # number of similar blocks that tell what is usual
 MOST = 0.75  # fraction of them that must agree
+# Root mean squares. Normalized images have 1, images in [0, 1] 0.3 to 0.7.
+INPUT_LARGE = 10.0  # bytes have 150
+SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
+LEAST_DROPPED = 1 - 1 / NOTICEABLE  # the noise, p / (1 - p) of the squared signal, is then nine times the signal
+
+
+class FactRule(NamedTuple):
+    """A finding for the first fact of a kind, or the last one, whose value is a fault."""
+
+    kind: str
+    is_fault: Callable[[float], bool] = lambda _value: True
+    last: bool = False
+
+
+FACT_RULES = {
+    "input changed in place": FactRule("input changed in place"),
+    "embedding too large": FactRule("embedding", lambda size: INPUT_LARGE < size < math.inf),
+    "normalizer of one value": FactRule("normalizer of one value"),
+    "dropout too strong": FactRule("dropout", lambda p: LEAST_DROPPED <= p < 1),
+    "{function} gate shut": FactRule("gate", lambda mean: mean < SHUT_GATE),
+    "{function} twice": FactRule("{function} twice"),
+    "softmax of one value": FactRule("softmax of one value"),
+    "softmax over the batch": FactRule("softmax over the batch"),
+    "softmax over the wrong axis": FactRule("softmax over the wrong axis"),
+    "mask of the wrong side": FactRule("mask of the wrong side", last=True),
+}
+AT_LAST = ("input ignored", "later positions seen", "targets not shifted")  # may be consequences of other faults
+ELSEWHERE = {*FACT_RULES, *AT_LAST, "weights not registered", "epsilon too large", "attention masked out"}
+
+
+def fact_faults(signal: Signal, *words: str) -> Iterator[Finding]:
+    """The findings of `FACT_RULES` with these words."""
+    for word in words:
+        rule = FACT_RULES[word]
+        facts = [f for f in signal.facts_of(rule.kind) if rule.is_fault(f.value)]
+        places = list(dict.fromkeys(f.place for f in facts))
+        wanted = places[-1 if rule.last else 0] if places else None
+        yield from islice((finding_of(f, word) for f in facts if f.place == wanted), 1)
+
+
+def finding_of(fact: Fact, word: str = "") -> Finding:
+    """The finding for a fact; `word` is its word, if that is not the kind of the fact."""
+    place = fact.place.removeprefix("before ")
+    spot = fact.place if fact.place.startswith("before") else f"at {fact.place}"
+    sizes: dict[str, Any] = dict.fromkeys(("value", "size", "p", "percent"), fact.value)
+    return finding(word or fact.kind, place, spot=spot, detail=fact.detail, function=fact.detail, **sizes)
+
+
+NOISY = 5.0  # squared difference of two passes over that of two samples
+
+
+def failed_checks(signal: Signal) -> Iterator[Finding]:
+    """The facts that are faults by themselves, and noise that is larger than the differences between samples."""
+    elsewhere = set(ELSEWHERE)
+    if signal.head.variation <= CONSTANT:
+        elsewhere |= {"samples mixed", "state between calls"}
+    if signal.head.confidence > SURE:
+        elsewhere |= {"samples left out"}
+    checks = [f for f in signal.facts if f.kind in FINDINGS and f.kind not in elsewhere]
+    for fact in sorted(checks, key=lambda f: list(FINDINGS).index(f.kind)):
+        yield finding_of(fact)
+    for fact in signal.facts_of("noise"):
+        if fact.value > NOISY and fact.place:
+            yield finding_of(replace(fact, value=math.sqrt(fact.value)), "noise too strong")
 
 
 def unused_modules(signal: Signal) -> Iterator[Finding]:
     """Modules that take no part in the output although others like them do, and weights that no optimizer gets."""
-    if names := signal.graph.unregistered:
+    if names := [f.place for f in signal.facts_of("weights not registered")]:
         yield finding("weights not registered", names[0], names=names)
     if unused := [name for name in signal.unused if not is_last_of_list(name, signal)]:
         yield finding("unused module", unused[0], names=unused, verb="are" if len(unused) > 1 else "is")
@@ -81,13 +151,31 @@ def unusual_activation(signal: Signal) -> Iterator[Finding]:
             return
 
 
+def forgotten_skips(signal: Signal) -> Iterator[Finding]:
+    """Blocks without the residual sum that most blocks like them have."""
+    homes = Counter(b.home for b in signal.plan.branches)  # a loop adds several branches in one module
+    in_loops = {layer.name for b in signal.plan.branches if homes[b.home] >= SIMILAR for layer in b.layers}
+    inside = Counter(map(name_pattern, in_loops))
+    body = list(dict.fromkeys(layer.name for layer in signal.plan.body))
+    outside = Counter(map(name_pattern, body))
+    stray = [n for n in body if re.search(r"\d", n) and inside[name_pattern(n)] >= 3 * outside[name_pattern(n)]]
+    if signal.missing_sums:
+        add = "add nothing to their" if len(signal.missing_sums) > 1 else "adds nothing to its"
+        text = f"{shorten_names(signal.missing_sums)} {add} input, unlike others of the class"
+        also = ", or leaves f(x) out of it"
+        yield finding("forgotten skip", signal.missing_sums[0], names=signal.missing_sums, text=text, also=also)
+    elif stray and not signal.constant_sums:
+        stand = "stand" if len(stray) > 1 else "stands"
+        text = f"{shorten_names(stray)} {stand} in no branch, unlike the same layer of other blocks"
+        yield finding("forgotten skip", stray[0], names=stray, text=text, also=" there, or f does not read x")
+
+
 EQUAL_SHARE = 0.5  # of the filters of a layer that equal another one
 
 
 def faulty_weights(signal: Signal, zero_layer: str) -> Iterator[Finding]:
     """Normalizers of one value, layers of zeros outside of branches, frozen layers and equal filters."""
-    for name in signal.graph.single_norms[:1]:
-        yield finding("normalizer of one value", name)
+    yield from fact_faults(signal, "normalizer of one value")
     if zero_layer:
         yield finding("zero weights", zero_layer)
     if names := _frozen_among_others(signal):
@@ -126,12 +214,12 @@ def find_zero_layer(signal: Signal, starts: set[str]) -> str:
         starts: The layers of `zero_starts`.
     """
     outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} - starts
-    return next((layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.name in outside), "")
+    return next((name for name in signal.zero_layers if name in outside), "")
 
 
 def zero_starts(signal: Signal) -> set[str]:
     """The layers whose weights are zero, but get a gradient, in a network whose output varies without them."""
-    if signal.unmeasured or not signal.head.variation > CONSTANT_OUTPUT:
+    if signal.unmeasured or not signal.head.variation > CONSTANT:
         return set()
     return {layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.gradient_norm > 0}
 
@@ -195,3 +283,49 @@ def dead_units(signal: Signal) -> Iterator[Finding]:
     if dead:
         worst = max(dead, key=lambda layer: layer.dead)
         yield finding("dead units", worst.name, percent=worst.dead, names=[layer.name for layer in dead])
+
+
+def faulty_functions(signal: Signal) -> Iterator[Finding]:
+    """Normalizers with a large epsilon, dropouts, shut gates, wrong softmaxes, and a function that follows itself."""
+    if swamped := signal.facts_of("epsilon too large")[::-1]:  # nodes come from the output to the input
+        names = list(dict.fromkeys(s.place for s in swamped))
+        first = swamped[0]
+        yield finding("epsilon too large", first.place, variance=first.value, eps=float(first.detail), names=names)
+    words = list(FACT_RULES)
+    yield from fact_faults(signal, *words[words.index("dropout too strong") :])
+    zero = [name.rpartition(".")[0] for name in signal.zero_layers]
+    masked = {f.place: f for f in signal.facts_of("attention masked out") if f.place.rpartition(".")[0] not in zero}
+    for fact in islice(reversed(masked.values()), 1):
+        yield finding_of(fact)
+
+
+SATURATED = 1 / NOTICEABLE  # of the squared gradient that a function could pass; tanh of N(0, 5.3²) has it
+GATE = (0.1, 0.9)  # a sigmoid with a mean outside of this range is a gate, which may be nearly shut or open on purpose
+
+
+def saturated_functions(signal: Signal) -> Iterator[Finding]:
+    """Activations, gates and attentions that hardly pass a gradient; a gate counts only if it is shut."""
+
+    def is_saturated(f: Fact) -> bool:
+        gate = f.detail == "sigmoid" and not GATE[0] <= f.mean <= GATE[1]
+        return f.mean < SHUT_GATE if gate else f.value < SATURATED
+
+    if seen := [f for f in reversed(signal.facts_of("openness")) if is_saturated(f)]:
+        names = list(dict.fromkeys(f.place for f in seen))
+        first = seen[0]
+        yield finding("saturated {function}", first.place, function=first.detail, names=names, value=first.value)
+
+
+LARGE_RADIUS = 1.05  # below, 70 steps do not make a factor of 1,000
+SMALL_RADIUS = 0.1  # of a recurrent weight, which forgets all but 99 % in a step; torch's default has 0.58
+
+
+def recurrences(signal: Signal) -> Iterator[Finding]:
+    """Recurrent weights that make the state explode or vanish with time."""
+    for s in signal.facts_of("recurrence"):
+        explodes = s.detail == "relu" and s.value > LARGE_RADIUS and s.value ** (2 * signal.steps) >= LARGE
+        if explodes or (s.value < SMALL_RADIUS and signal.steps > 2):
+            large, does = ("large", "explodes") if explodes else ("small", "vanishes")
+            words = {"large": large, "does": does, "radius": s.value, "steps": signal.steps}
+            yield finding("recurrence too {large}", s.place, "exploding" if explodes else "vanishing", **words)
+            return

@@ -16,10 +16,9 @@ from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
-from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.findings import Finding, SignalStatus, finding
 from normfree.diagnostics.growth import NOTICEABLE, DepthPoint, bounded_exp
-from normfree.diagnostics.signals import Signal, SumSignal
+from normfree.diagnostics.signals import Signal, SumSignal, name_pattern
 from normfree.report.tables import compact, shorten_names
 
 # Single blocks. At initialization, no network of this library whose signal is preserved, or grows as with batch norm,
