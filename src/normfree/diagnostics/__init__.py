@@ -4,7 +4,7 @@
 steps. `coordinate_check` compares widths. `top_eigenvalue`, `measure_updates` and `gradient_bounds` measure quantities
 of the papers.
 
-Read the files of a diagnosis in this order; each calls later ones only, but for `name_pattern` of `signals`:
+Read the files of a diagnosis in this order; each calls later ones only:
 
 1. `diagnosis`: `diagnose`, the text, the table and the page of its result.
 2. `propagation`: the pass. It sets up what observes the pass: `input_output` (both ends), `layer_signals` (weights,

@@ -255,11 +255,12 @@ def _plain_tensors(modules: Mapping[str, nn.Module]) -> dict[int, int]:
     return {t.data_ptr(): id(t) for t in held if t.dim() >= 2 and t.is_floating_point() and not t.requires_grad}
 
 
-def walk(roots: Iterable[Any]) -> Iterable[Any]:
-    """The nodes behind some nodes, from the output to the input, at most `MOST_NODES`."""
-    seen: dict[Any, None] = dict.fromkeys(r for r in roots if r is not None)
-    waiting = list(seen)
-    while waiting and len(seen) < MOST_NODES:
+def walk(roots: Iterable[Any], ends: Iterable[Any] = (), most: int = MOST_NODES) -> Iterable[Any]:
+    """The nodes between some nodes and the input, or the `ends`, from the output on; `most` limits their number."""
+    seen: dict[Any, None] = dict.fromkeys(ends)
+    waiting = [r for r in dict.fromkeys(roots) if r is not None and r not in seen]
+    seen |= dict.fromkeys(waiting)
+    while waiting and len(seen) < most:
         node = waiting.pop()
         yield node
         for following, _ in node.next_functions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -278,3 +278,10 @@ def cross_entropy(output: Any, targets: Any) -> Tensor:
     if isinstance(targets, Tensor) and logits.dim() == 3 and targets.shape == logits.shape[:2]:
         logits, targets = logits.flatten(0, 1), targets.flatten()
     return nn.functional.cross_entropy(logits, targets)
+
+
+def loss_of(output: Any, targets: Any, loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
+    """The loss of an output: the model's own if there are no targets and no loss, None if it has none."""
+    if targets is None and loss is None:
+        return own_loss(output)
+    return (loss or cross_entropy)(output, targets)

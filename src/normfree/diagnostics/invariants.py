@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves, tree_map
 
+from normfree.diagnostics.autograd_graph import walk
 from normfree.diagnostics.input_output import first_tensor
 from normfree.diagnostics.signals import Fact, Signal
 from normfree.graph.observer import FunctionCall, Observer
-from normfree.nn.model_state import ModelParts, preserve_model_state
+from normfree.nn.model_state import ModelParts, hooked, preserve_model_state
 
 LEAST_SAMPLES = 12  # two passes of two samples cost at most a ninth of a pass forward and backward
 SAME = 1e-4  # relative difference of one sample's output between two batches; rounding leaves 1e-6
@@ -131,24 +132,13 @@ def trace(
     def hook(name: str) -> Any:
         return lambda _m, read, returned: found.append(TracedCall(name, samples(read), samples(returned)))
 
-    names = [name for name in parts.modules if name and inside]
-    with hooked(parts.modules, {name: hook(name) for name in names}), preserve_model_state(model, parts):
+    hooks = {m: hook(name) for name, m in parts.modules.items() if name and inside}
+    with hooked(hooks), preserve_model_state(model, parts):
         torch.manual_seed(seed)
         model.train(model.training and not evaluate)
         output = first_tensor(model(*arguments[0], **arguments[1]))
     found.append(TracedCall("", [], samples(output)))
     return found
-
-
-@contextmanager
-def hooked(modules: Mapping[str, nn.Module], hooks: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Run forward hooks of modules inside, by their names."""
-    handles = [modules[name].register_forward_hook(hook) for name, hook in hooks.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def first_difference(one: Trace, other: Trace, *, standardized: bool = True) -> str:
@@ -285,7 +275,7 @@ def check_derivatives(
 
     few = tree_map(lambda t: _rows(t, len(main), range(min(len(main), 8))), arguments)
     with (
-        hooked(parts.modules, {name: hook(name) for name in parts.modules}),
+        hooked({m: hook(name) for name, m in parts.modules.items()}),
         preserve_model_state(model, parts),
         torch.enable_grad(),
     ):
@@ -331,17 +321,8 @@ def _ascending(model: nn.Module, parts: ModelParts, arguments: Any, loss: Callab
 
 def _calls_custom(out: Tensor, args: Any) -> bool:
     """Whether a function with a derivative of the user stands between the arguments of a module and its output."""
-    ends = {t.grad_fn for t in tree_leaves(args) if isinstance(t, Tensor)}
-    waiting, seen = [out.grad_fn], set(ends)
-    while waiting and len(seen) < 1000:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if isinstance(node, BackwardCFunction):
-            return True
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-    return False
+    ends = [t.grad_fn for t in tree_leaves(args) if isinstance(t, Tensor)]
+    return any(isinstance(node, BackwardCFunction) for node in walk([out.grad_fn], ends, most=1000))
 
 
 def _measure_derivative(module: nn.Module, args: Any, x: Tensor) -> tuple[float, bool]:

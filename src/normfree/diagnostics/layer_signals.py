@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.moments import HALF, concatenate, norms
-from normfree.diagnostics.signals import Fact, LayerSignal, ModuleFact, name_pattern
+from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal, ModuleFact
 from normfree.nn.model_state import ModelParts
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
@@ -125,8 +125,8 @@ class LayerWeights:
         used = {prefix for name in learning for prefix in _above(name)}
         filled = {prefix for name, p in parts.parameters.items() if p.requires_grad for prefix in _above(name)}
         idle = [name for name in parts.modules if name in filled - used and name.rpartition(".")[0] in used]
-        patterns = {name_pattern(name) for name in used}
-        return [name for name in idle if name_pattern(name) in patterns or not _is_head(name, parts, classes)]
+        patterns = {NUMBERS.sub("", name) for name in used}
+        return [name for name in idle if NUMBERS.sub("", name) in patterns or not _is_head(name, parts, classes)]
 
     def _equal_filters(self, name: str, starts: np.ndarray) -> float:
         """The fraction of filters that equal another one; filters of zeros do not count."""

@@ -27,12 +27,11 @@ from normfree.diagnostics.input_output import (
     broadcasts,
     check_loss,
     clear_type_errors,
-    cross_entropy,
     first_tensor,
     ignored_inputs,
     input_facts,
+    loss_of,
     output_facts,
-    own_loss,
     target_facts,
     unreachable_targets,
     watch_inputs,
@@ -42,7 +41,7 @@ from normfree.diagnostics.signals import CONSTANT, SURE, Fact, OutputFacts, Sign
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
-from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, reshard_
+from normfree.nn.model_state import ModelParts, call_arguments, hooked, parts_of, preserve_model_state, reshard_
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.nn.sharding import is_sharded, whole
@@ -118,8 +117,8 @@ def _measure(
     with clear_type_errors(parts, (args, kwargs)):
         plan = plan_of(model, args or kwargs, plan, parts)
     weights = LayerWeights(parts, tuple(plan.layers()))
-    observer = SumObserver(parts.modules, plan)
     reader = GraphReader(parts)
+    observer = SumObserver(parts.modules, plan)
     given = input_facts((args, kwargs))  # before the model can write into them
     features: list[Tensor] = []
     read: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -131,12 +130,10 @@ def _measure(
         stack.enter_context(preserve_model_state(model, parts))
         stack.enter_context(_unfrozen(parts.parameters.values()))
         stack.enter_context(observer.observing())
-        if zero is not None:
-            handle = zero.register_forward_pre_hook(lambda _m, a: features.extend(a[:1]))
-            stack.callback(handle.remove)
-        for layer in {layer for both in readers.values() for layer in both}:
-            handle = parts.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
-            stack.callback(handle.remove)
+        seen = {parts.modules[layer]: read[layer] for both in readers.values() for layer in both}
+        seen |= {} if zero is None else {zero: features}
+        hooks = {module: lambda _m, a, inputs=inputs: inputs.extend(a[:1]) for module, inputs in seen.items()}
+        stack.enter_context(hooked(hooks, before=True))
         gradients = stack.enter_context(weights.gradient_norms())
         (args, kwargs), watched = watch_inputs((args, kwargs)) if watch else ((args, kwargs), [])
         with clear_type_errors(parts, (args, kwargs)):
@@ -347,12 +344,12 @@ def _start(
     """
     value, zero_loss = None, math.nan
     starts: dict[Tensor, Tensor | None] = {}
-    own = own_loss(output) if targets is None and loss is None else None
-    if targets is not None or loss is not None or own is not None:
-        result = own if own is not None else (loss or cross_entropy)(output, targets)
+    result = loss_of(output, targets, loss)
+    if result is not None:
         value = result.detach()
-        if own is None and isinstance(output, Tensor):
-            zero_loss = float((loss or cross_entropy)(torch.zeros_like(output), targets))
+        if isinstance(output, Tensor):  # a model with a loss of its own returns more
+            zero = loss_of(torch.zeros_like(output), targets, loss)
+            zero_loss = math.nan if zero is None else float(zero)
         starts[result] = None  # reaches at least a classifier of zeros
         if not features:
             return starts, "", value, zero_loss

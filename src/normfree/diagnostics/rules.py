@@ -15,7 +15,7 @@ from typing import Any
 
 from normfree.diagnostics.findings import Finding, SignalStatus, finding
 from normfree.diagnostics.growth import LARGE, LAYER_GAIN, NOTICEABLE, Direction
-from normfree.diagnostics.module_rules import AT_LAST, INPUT_LARGE, fact_faults, finding_of
+from normfree.diagnostics.module_rules import INPUT_LARGE
 from normfree.diagnostics.signals import CONSTANT, Gain, InputFacts, Signal, Stats, SumSignal
 from normfree.report.tables import compact
 
@@ -26,7 +26,6 @@ INPUT_SMALL = 0.01  # root mean square; images that were divided by 255 twice ha
 def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
     """Numbers that are not finite, samples that are all alike, and a scale or offset far from 1 and 0."""
     x = signal.inputs
-    yield from fact_faults(signal, "input changed in place")
     if not x.finite:
         yield finding("input not finite", "the input")
     elif x.alike:
@@ -68,10 +67,9 @@ def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
 EMBEDDING_RATIO = 100.0  # of root mean squares: the smaller one has 1e-4 of the power of the larger
 
 
-def faulty_embeddings(signal: Signal) -> Iterator[Finding]:
-    """Embeddings that are larger than an input may be, and one that is drowned by another one."""
-    yield from fact_faults(signal, "embedding too large")
-    sizes = sorted((s for s in signal.facts_of("embedding") if 0 < s.value < math.inf), key=lambda s: s.value)
+def small_embeddings(signal: Signal) -> Iterator[Finding]:
+    """An embedding that is drowned by another one."""
+    sizes = sorted((s for s in signal.by_kind["embedding"] if 0 < s.value < math.inf), key=lambda s: s.value)
     if len(sizes) > 1 and sizes[-1].value > EMBEDDING_RATIO * sizes[0].value:
         small, large = sizes[0], sizes[-1]
         ratio = large.value / small.value
@@ -183,7 +181,7 @@ TINY_SCALE = 1e-7  # root mean square of a vector of scales: below the rounding 
 def small_branches(signal: Signal) -> Iterator[Finding]:
     """Branches that are too small to change their sum: a gate that is shut, or scales below rounding."""
     shut = [s.name for s in signal.sums if 0 < s.branch.power < SHUT * s.shortcut.power]
-    tiny = [s.place for s in signal.facts_of("scale") if 0 < s.value < TINY_SCALE]
+    tiny = [s.place for s in signal.by_kind["scale"] if 0 < s.value < TINY_SCALE]
     if shut:
         yield finding("shut branch", shut[0], names=shut)
     elif tiny:
@@ -208,7 +206,7 @@ def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
     elif "Dropout" in kind:
         yield finding("dropout of everything", place, kind=kind, why="its probability is 1")
     elif "Norm" in kind:
-        if any(s.value == 0 and s.place == f"{place}.weight" for s in signal.facts_of("scale")):
+        if any(s.value == 0 and s.place == f"{place}.weight" for s in signal.by_kind["scale"]):
             yield finding("zero scale", place, names=[place])
             return
         why = "it normalizes groups of one value"
@@ -248,7 +246,7 @@ def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Ite
         yield finding("no signal", signal.origin, where=signal.origin)
     elif constant and signal.plain:
         yield finding("dead layer", place, behind=where)
-    elif zero := [s.place.rpartition(".")[0] for s in signal.facts_of("scale") if s.value == 0 and s.detail == "norm"]:
+    elif zero := [s.place.rpartition(".")[0] for s in signal.by_kind["scale"] if s.value == 0 and s.detail == "norm"]:
         yield finding("zero scale", zero[0], names=zero)
     else:
         also = ", or a ReLU that is never positive or a factor of zero does"
@@ -283,12 +281,6 @@ def alike_tokens(signal: Signal) -> Iterator[Finding]:
         alike = (s for s in measured if s.token_variation < ALIKE_TOKENS)
         for s in islice(alike, 1):
             yield finding("tokens alike", s.name, value=s.token_variation)
-
-
-def sound_but_wrong(signal: Signal) -> Iterator[Finding]:
-    """Inputs that a network with a sound signal ignores, or should not see."""
-    yield from alike_tokens(signal)
-    yield from (finding_of(f) for f in signal.facts if f.kind in AT_LAST)
 
 
 OUTPUT_LARGE = 1e6  # second moment of the output over that of the last block
@@ -344,9 +336,9 @@ def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: 
     large = f"; the output is ×{compact(math.sqrt(grown))} as large as the signal there" * (grown >= OUTPUT_LARGE)
     text = f"{numbers}{sure}{large}" if numbers and head.classes else large.removeprefix("; ")
     status: SignalStatus = "exploding" if grown >= OUTPUT_LARGE else "faulty"
-    if binary and any(f.value > 1 for f in signal.facts_of("bias")):
+    if binary and any(f.value > 1 for f in signal.by_kind["bias"]):
         return finding("prior of the wrong sign", place, status, text=text, names=names)
-    bias = max((f.value for f in signal.facts_of("largest bias")), default=0.0)
+    bias = max((f.value for f in signal.by_kind["largest bias"]), default=0.0)
     if bias >= LARGE_BIAS and head.favourite >= 0:
         return finding("classifier bias", place, status, text=text, names=names, bias=bias, favourite=head.favourite)
     cause = "classifier scale" if grown > CLASSIFIER_GAIN or not head.classes else "first loss"

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normfree.plan import ResidualPlan
 
-
-def name_pattern(name: str) -> str:
-    """The name of a module or sum without its numbers: equal for repeated blocks.
-
-    >>> name_pattern("layer3.1")
-    'layer.'
-    """
-    return re.sub(r"\d+", "", name)
+NUMBERS = re.compile(r"\d+")  # in the names of modules and sums; without them, the names of repeated blocks are equal
 
 
 @dataclass(frozen=True)
@@ -288,6 +283,9 @@ class Signal:
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
         plain: Whether the network has no residual sums, and was measured at its weight layers.
+        by_kind: The facts of each kind.
+        zero_layers: The layers whose weights are all zero.
+        frozen_layers: The layers whose weights require no gradient.
     """
 
     sums: tuple[SumSignal, ...]
@@ -323,23 +321,18 @@ class Signal:
     gradient_origin: str = ""
     gradient_function: str = ""
     plain: bool = field(init=False, compare=False)
+    by_kind: Mapping[str, list[Fact]] = field(init=False, compare=False)
+    zero_layers: tuple[str, ...] = field(init=False, compare=False)
+    frozen_layers: tuple[str, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        by_kind: defaultdict[str, list[Fact]] = defaultdict(list)
+        for fact in self.facts:
+            by_kind[fact.kind].append(fact)
+        object.__setattr__(self, "by_kind", by_kind)
         object.__setattr__(self, "plain", bool(self.sums) and self.sums[0].layer)
-
-    @property
-    def zero_layers(self) -> list[str]:
-        """The layers whose weights are all zero."""
-        return [layer.name for layer in self.layers if layer.weight_norm == 0]
-
-    @property
-    def frozen_layers(self) -> list[str]:
-        """The layers whose weights require no gradient."""
-        return [layer.name for layer in self.layers if layer.frozen]
-
-    def facts_of(self, kind: str) -> list[Fact]:
-        """List the facts of one kind."""
-        return [fact for fact in self.facts if fact.kind == kind]
+        object.__setattr__(self, "zero_layers", tuple(s.name for s in self.layers if s.weight_norm == 0))
+        object.__setattr__(self, "frozen_layers", tuple(s.name for s in self.layers if s.frozen))
 
     def series(self, part: str, statistic: str = "variance") -> list[float]:
         """List one statistic over all sums.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.moments import MomentStore, channels_after, concatenate, variations
-from normfree.diagnostics.signals import Stats, SumSignal, name_pattern
+from normfree.diagnostics.signals import NUMBERS, Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
@@ -163,7 +163,7 @@ class SumObserver(Observer):
         }
         layers = [(b, layer.name) for b in self.plan.branches for layer in b.layers]
         inside = {p for b, name in layers for p in _prefixes(name) if len(p) > len(b.home)}
-        self._kinds = {n: (name_pattern(n), type(m)) for n, m in self.modules.items() if n}
+        self._kinds = {n: (NUMBERS.sub("", n), type(m)) for n, m in self.modules.items() if n}
         self._with_sum = Counter(self._kinds[home] for home in homes if home in self._kinds)
         self._firsts = Counter(kind for n, kind in self._kinds.items() if n.endswith(".0") and n not in homes)
 

@@ -173,7 +173,7 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
             findings = [*ends, *findings]
         local = (*local, *ends)
     if not outliers and all(f.status == "drifting" for f in findings):
-        local = (*local, *rules.sound_but_wrong(signal))
+        local = (*local, *rules.alike_tokens(signal), *module_rules.late_checks(signal))
         findings = [*local, *findings]
     status = max([worst, *(f.status for f in findings)], key=SEVERITY.index)
     texts = [f.text for f in local if f.text]
@@ -190,10 +190,12 @@ def _local_faults(
     """The faults at single places, causes before their consequences; `late` are the layers that start at zero."""
     zero_layer = module_rules.find_zero_layer(signal, late)
     found = [
+        *module_rules.fact_faults(signal, module_rules.IN_PLACE),
         *rules.faults_of_the_input(signal),
         *rules.non_finite(signal, forward),
         *rules.faults_of_the_targets(signal),
-        *rules.faulty_embeddings(signal),
+        *module_rules.fact_faults(signal, module_rules.LARGE_EMBEDDING),
+        *rules.small_embeddings(signal),
         *rules.faults_of_the_loss(signal),
         *module_rules.nothing_learns(signal),
         *module_rules.unlike_modules(signal),
