@@ -58,7 +58,7 @@ def test_saturated_code_is_named(function: Callable[[Tensor], Tensor], name: str
 def test_openness_is_the_mean_square_of_the_derivative() -> None:
     """Against autograd's own derivative, in float64."""
     model = Code(torch.tanh, 2.0)
-    spot = diagnose(model, X).signal.graph.openness[0]
+    spot = diagnose(model, X).signal.by_kind["openness"][0]
     z = (2 * model.inner(X)).detach().double().requires_grad_()
     (slope,) = torch.autograd.grad(z.tanh().sum(), z)
     assert spot.value == pytest.approx(float(slope.square().mean()), rel=1e-4)

@@ -4,15 +4,17 @@
 steps. `coordinate_check` compares widths. `top_eigenvalue`, `measure_updates` and `gradient_bounds` measure quantities
 of the papers.
 
-Read the files of a diagnosis in this order; each calls later ones only, but for `name_pattern` of `blocks`:
+Read the files of a diagnosis in this order; each calls later ones only:
 
 1. `diagnosis`: `diagnose`, the text, the table and the page of its result.
-2. `propagation`: the pass. It sets up what observes the pass: `layer_signals` (weights and their gradients),
-   `sum_hooks` (residual sums), `blocks` (missing sums), `autograd_graph` (functions) and `input_output` (both ends).
-   These reduce tensors by `moments` to the plain numbers of `signals`.
+2. `propagation`: the pass. It sets up what observes the pass: `input_output` (both ends), `layer_signals` (weights,
+   their gradients and the modules), `sum_hooks` (residual sums) and `autograd_graph` (functions). These reduce tensors
+   by `moments` to the plain numbers of `signals`: a `SumSignal` per sum, a `LayerSignal` per weight layer, and a `Fact`
+   for anything else about one place.
 3. `extra_passes`, only where the pass leaves a question open, and `invariants`, checks of a few samples.
-4. `verdict`: the rules in `module_rules`, `rules` and `loss_rules`, pure functions of the numbers, both directions by
-   `growth`, and `outliers`. `findings` has their words.
+4. `verdict`: pure functions of the numbers. `module_rules` judges modules and functions, most of them by one table of
+   facts; `rules` judges the signal, `growth` both directions over depth, and `outliers` single blocks. `findings` has
+   their words.
 """
 
 from normfree.diagnostics.bounds import gradient_bounds

@@ -19,7 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves
 
 from normfree.diagnostics.moments import concatenate
-from normfree.diagnostics.signals import GraphFacts, Spot
+from normfree.diagnostics.signals import Fact, GraphFacts
 from normfree.graph.observer import ACTIVATIONS
 from normfree.nn.model_state import ModelParts
 from normfree.nn.sharding import is_sharded
@@ -36,6 +36,8 @@ NORMALIZERS = ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm")
 PRODUCTS = ("Bmm", "BAddBmm")
 CLAMPS = {"Clamp": ("min", "max"), "Hardtanh": ("min_val", "max_val")}  # and the names of their limits
 MASKINGS = ("MaskedFill", "Where", "Add", "Sub")
+EPSILON = "epsilon too large"
+CONDITIONS = ("softmax over the wrong axis", "attention masked out", "mask of the wrong side")  # facts if they hold
 DOUBLED = ("Tanh", "Sigmoid", "Softmax", "Gelu", "Silu")  # functions that nobody applies twice in a row
 # Functions that are linear in the signal, or only move, average or normalize it.
 LINEAR = frozenset({
@@ -49,7 +51,7 @@ LINEAR = frozenset({
 def overwritten_place(parts: ModelParts, roots: Iterable[Tensor]) -> str:
     """The layer behind which a tensor that the backward pass needs was changed in place; '' if there is none."""
     names = {id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()}
-    for node in _walk([t.grad_fn for t in roots]):
+    for node in walk([t.grad_fn for t in roots]):
         for attribute in dir(node):
             try:
                 getattr(node, attribute) if attribute.startswith("_saved_") else None
@@ -64,115 +66,122 @@ class GraphReader:
 
     def __init__(self, parts: ModelParts) -> None:
         self.parts = parts
-        self.modules = parts.modules
         self.names = {id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()}
-        self.batch = 0
-        self.given: set[int] = set()
         self.plain: dict[int, int] = {}
-        self.open: list[tuple[str, str, Tensor]] = []
-        self.means: list[Tensor] = []
-        self.rates: list[tuple[str, Any, float, Tensor]] = []
-        self.single: dict[str, None] = {}
-        self.over_batch: dict[str, None] = {}
-        self.doubled: list[Spot] = []
-        self.single_norms: dict[str, None] = {}
+        self.batch = 0
         self.functions: Counter[str] = Counter()
-        self.unknown: set[int] = set()  # learned or multiplied tensors that are not parameters of the model
-        self.checked: list[tuple[str, str, Tensor]] = []  # what is wrong, the place, and whether it is
-        self.masks: list[tuple[str, Tensor]] = []
-        self.custom: dict[str, None] = {}
+        self.custom = False
         self.reached: set[int] = set()
+        self.unknown: set[int] = set()  # learned or multiplied tensors that are not parameters of the model
+        self.noted: list[tuple[Fact, tuple[Tensor, ...], Any]] = []
 
     def read(
         self, output: Tensor | None, result: Tensor | None, others: Iterable[Tensor], given: Iterable[Tensor] = ()
-    ) -> GraphFacts:
+    ) -> tuple[GraphFacts, list[Fact]]:
         """Read the graph behind the outputs of a model; `result` is the loss, if there is one, `given` the inputs."""
         end = None if output is None else output.grad_fn
         self.batch = 0 if output is None or output.dim() < 2 else len(output)
-        self.given = {id(t) for t in given}
-        self.plain = _plain_tensors(self.modules)
+        self.plain = _plain_tensors(self.parts.modules)
         with torch.no_grad():
-            for node in _walk([t.grad_fn for t in (output, *others) if t is not None]):
+            for node in walk([t.grad_fn for t in (output, *others) if t is not None]):
                 self._read_node(node)
-            found = self._facts()
+            facts = self._fetch()
         parameters = self.parts.parameters
-        if any(map(is_sharded, parameters.values())):  # the graph then holds gathered copies
-            found = replace(found, unregistered=())
+        if not any(map(is_sharded, parameters.values())):  # else the graph holds gathered copies
+            unknown = self.unknown - {id(t) for t in given}
+            facts += [Fact("weights not registered", name) for name in _owners_of(unknown, self.parts.modules)]
         maker = _first_function(end)
-        return replace(
-            found,
-            output=_kind(maker) if maker is not None else "",
+        active = [n for k, _ in self.functions.most_common() if (n := _snake_case(k)) in ACTIVATIONS]
+        found = GraphFacts(
+            nonlinear=not self.functions.keys() <= LINEAR,
+            activation=active[0] if active else "",
+            output=_kind(maker),
             output_place=_place(maker, self.names),
             loss=_loss_functions(None if result is None else result.grad_fn, end),
-            custom=tuple(self.custom),
+            custom=self.custom,
             reached=frozenset(name for name, p in parameters.items() if id(p) in self.reached),
         )
+        return found, facts
+
+    def _note(self, kind: str, node: Any, *numbers: Tensor, detail: str = "", near: int = NEAR) -> None:
+        """Note a fact about the layer before a node; its value and mean are fetched at the end."""
+        self.noted.append((Fact(kind, _place(node, self.names, near), detail), numbers, node))
+
+    def _fetch(self) -> list[Fact]:
+        """Fetch the numbers of all facts; conditions that do not hold are left out."""
+        tensors = [t.float().reshape(1) for _, numbers, _ in self.noted for t in numbers]
+        values = iter(concatenate(tensors).tolist() if tensors else [])
+        facts = []
+        for fact, numbers, node in self.noted:
+            value, mean = ([next(values) for _ in numbers] + [math.nan] * 2)[:2]
+            if fact.kind == EPSILON:
+                eps = float(fact.detail)
+                swamped = bool(fact.place) and value > 1 - SWAMPED  # then the exact variance: 1 - value is rounded
+                value = _variance(node) if swamped else 0.0
+                if not 0 < value < SWAMPED * eps:
+                    continue
+            elif fact.kind in CONDITIONS and not value:
+                continue
+            facts.append(replace(fact, value=value, mean=mean))
+        return facts
 
     def _read_node(self, node: Any) -> None:
         kind = _kind(node)
         self.functions[kind] += 1
-        before = _first_function(node.next_functions[0][0]) if kind in DOUBLED else None
-        if before is not None and _kind(before) == kind:
-            self.doubled.append(Spot(kind.lower(), _place(before, self.names)))
+        if kind in DOUBLED and _kind(before := _first_function(node.next_functions[0][0])) == kind:
+            self._note("{function} twice", before, detail=kind.lower())
         if isinstance(node, BackwardCFunction):
-            self.custom[kind] = None
+            self.custom = True
         elif kind == "AccumulateGrad":
             self.reached.add(id(node.variable))
-            known = id(node.variable) in self.names or id(node.variable) in self.given
-            if not known and node.variable.is_leaf:
+            if node.variable.is_leaf and id(node.variable) not in self.names:
                 self.unknown.add(id(node.variable))
         elif kind == "Mul":
             self._read_mask(node)
         elif kind in ("Mm", "Addmm", "Bmm", "Convolution", "Linear"):
             self._read_product(node, kind)
-        elif kind in ("Tanh", "Sigmoid", "Softmax"):
-            result = _saved(node, "result")
-            if result is None or not result.numel():
-                return
-            if kind == "Softmax":
-                self._read_softmax(node, before, result)
-            else:
+        elif kind in ("Tanh", "Sigmoid"):
+            if (result := _saved(node, "result")) is not None:
                 y = _sample(result)
                 slope = 1 - y.square() if kind == "Tanh" else 4 * y * (1 - y)
-                self.open.append((kind.lower(), _place(node, self.names), slope.square().mean()))
-                self.means.append(y.mean())
+                self._note("openness", node, slope.square().mean(), y.mean(), detail=kind.lower())
+        elif kind == "Softmax":
+            if (result := _saved(node, "result")) is not None:
+                self._read_softmax(node, result)
         elif kind in CLAMPS:
-            self._read_clamp(node, kind)
+            if (x := _saved(node, "self")) is not None:
+                low, high = (getattr(node, f"_saved_{name}", None) for name in CLAMPS[kind])
+                y = _sample(x)
+                inside = (y > (-math.inf if low is None else low)) & (y < (math.inf if high is None else high))
+                self._note("openness", node, inside.float().mean(), y.mean(), detail=kind.lower())
         elif kind.startswith("ScaledDotProduct"):
             q, k = _saved(node, "query"), _saved(node, "key")
             if q is not None and k is not None and q.dim() == 4 and k.shape[-2] >= 4 and q.shape[1] == k.shape[1]:
                 scale = getattr(node, "_saved_scale", None) or q.shape[-1] ** -0.5
                 logits = q[:1, :, :16].float() @ k[:1].float().transpose(-1, -2) * scale
-                self._add_attention(logits.softmax(-1), _place(node, self.names))
+                self._note("openness", node, _attention_openness(logits.softmax(-1)), detail="attention")
         elif kind in NORMALIZERS:
-            rate = _saved(node, "result2")
-            place = _place(node, self.names, near=8)
-            if _group_size(node) == 1:
-                self.single_norms[place] = None
-            eps = getattr(node, "_saved_eps", None) or getattr(self.modules.get(place), "eps", None)
-            if rate is not None and rate.numel() and eps:
-                self.rates.append((place, node, float(eps), _sample(rate).square().mean() * eps))
+            self._read_normalizer(node)
 
-    def _read_clamp(self, node: Any, kind: str) -> None:
-        """Collect the share of numbers inside the range of a function that cuts off the others."""
-        x = _saved(node, "self")
-        if x is None or not x.numel():
-            return
-        low, high = (getattr(node, f"_saved_{name}", None) for name in CLAMPS[kind])
-        y = _sample(x)
-        inside = (y > (-math.inf if low is None else low)) & (y < (math.inf if high is None else high))
-        self.open.append((kind.lower(), _place(node, self.names), inside.float().mean()))
-        self.means.append(y.mean())
+    def _read_normalizer(self, node: Any) -> None:
+        """Look for groups of one value, and note epsilon over the variance plus epsilon."""
+        rate = _saved(node, "result2")
+        if _group_size(node) == 1:
+            self._note("normalizer of one value", node, near=8)
+        eps = getattr(node, "_saved_eps", None)
+        eps = eps or getattr(self.parts.modules.get(_place(node, self.names, 8)), "eps", None)
+        if rate is not None and eps:
+            self._note(EPSILON, node, _sample(rate).square().mean() * eps, detail=repr(float(eps)), near=8)
 
     def _read_mask(self, node: Any) -> None:
-        """Collect the share of zeros of a factor that is zero or 1 / (1 - p), as dropout's is."""
+        """Note the share of zeros of a factor that is zero or 1 / (1 - p), as dropout's is."""
         for (source, _), name in zip(node.next_functions, ("self", "other"), strict=False):
             mask = None if source is not None else _saved(node, name)
             if mask is not None and mask.numel() >= 64:
                 y = _sample(mask)
                 top, zero = y.max(), (y == 0).float().mean()
                 whole = ((y == 0) | (y == top)).all() & ((top * (1 - zero) - 1).abs() < 0.5) & (top > 1)
-                self.masks.append((_place(node, self.names), zero * whole))
+                self._note("dropout", node, zero * whole)
 
     def _read_product(self, node: Any, kind: str) -> None:
         """Look for factors that are plain tensors of a module, and for attention weights that do not add up to 1."""
@@ -187,73 +196,33 @@ class GraphReader:
             weights = _saved(node, name) if _kind(softmax) == "Softmax" else None
             if weights is not None and weights.shape[dim] > 1:
                 total = weights[:8].float().sum(dim)
-                self.checked.append(("axis", _place(softmax, self.names), ((total - 1).abs() > 0.01).any()))
+                self._note("softmax over the wrong axis", softmax, ((total - 1).abs() > 0.01).any())
 
-    def _read_softmax(self, node: Any, before: Any, result: Tensor) -> None:
+    def _read_softmax(self, node: Any, result: Tensor) -> None:
+        """Look for a wrong axis or mask, and note how evenly an attention weighs the positions."""
+        before = _first_function(node.next_functions[0][0])
         dim = getattr(node, "_saved_dim", -1)
         dim = dim - 2**64 if dim >= 2**63 else dim
         size = result.shape[dim] if result.dim() else 1
-        place = _place(node, self.names)
         from_layer = before is not None and _kind(before) not in PRODUCTS and _reads_parameter(before)
-        if size == 1 and from_layer and place:
-            self.single[place] = None
+        if size == 1 and from_layer and _place(node, self.names):
+            self._note("softmax of one value", node)
         if dim % max(result.dim(), 1) == 0 and result.dim() > 2 and len(result) == self.batch > 1:
             if result.shape[1] != self.batch:  # else it may be a sequence with the positions first
-                self.over_batch[place] = None
+                self._note("softmax over the batch", node)
         elif size >= 4 and _kind(before) in (*PRODUCTS, "Div", "Mul", *MASKINGS):
             last = result.movedim(dim, -1)
             some = last[: max(1, MOST_SAMPLES * 4 // max(1, last[0].numel()))].float()
-            self._add_attention(some, place)
-            self.checked.append(("uniform", place, (some == some[..., :1]).all()))
-            if (
-                some.dim() > 2
-                and some.shape[-1] == some.shape[-2]
-                and _kind(before) in ("MaskedFill", "Where", "Add", "Sub")
-            ):
+            self._note("openness", node, _attention_openness(some), detail="attention")
+            self._note("attention masked out", node, (some == some[..., :1]).all())
+            if some.dim() > 2 and some.shape[-1] == some.shape[-2] and _kind(before) in MASKINGS:
                 past, future = some[..., 1:-1, :].tril(-1).sum(), some[..., 1:-1, :].triu(2).sum()
-                self.checked.append(("future", place, (past == 0) & (future > 0)))
+                self._note("mask of the wrong side", node, (past == 0) & (future > 0))
 
-    def _add_attention(self, weights: Tensor, place: str) -> None:
-        """A softmax passes 1 - Σp² of the gradient, which is largest if all weights are equal."""
-        spread = (1 - weights.square().sum(-1)) / (1 - 1 / weights.shape[-1])
-        self.open.append(("attention", place, spread.mean().square()))
-        self.means.append(weights.new_zeros(()))
 
-    def _facts(self) -> GraphFacts:
-        """Fetch the numbers."""
-        found = [*(t for *_, t in self.checked), *(t for _, t in self.masks)]
-        tensors = [*(t for *_, t in self.open), *self.means, *(t for *_, t in self.rates), *found]
-        values = concatenate([t.float().reshape(1) for t in tensors]).tolist() if tensors else []
-        count = len(self.open)
-        means = values[count : 2 * count]
-        openness = tuple(Spot(f, p, v, m) for (f, p, _), v, m in zip(self.open, values, means, strict=False))
-        swamped = []
-        wrong = values[2 * count + len(self.rates) :]
-        checked: dict[str, dict[str, None]] = {"axis": {}, "uniform": {}, "future": {}}
-        for (what, place, _), holds in zip(self.checked, wrong, strict=False):
-            checked[what] |= {place: None} if holds else {}
-        masks = zip(self.masks, wrong[len(self.checked) :], strict=True)
-        for (place, node, eps, _), share in zip(self.rates, values[2 * count :], strict=False):
-            if share > 1 - SWAMPED:  # the exact variance, because 1 - share is rounded
-                variance = _variance(node)
-                if 0 < variance < SWAMPED * eps and place:
-                    swamped.append(Spot(f"{eps:g}", place, variance))
-        active = [n for k, _ in self.functions.most_common() if (n := _snake_case(k)) in ACTIVATIONS]
-        return GraphFacts(
-            openness=openness,
-            single_softmax=tuple(self.single),
-            batch_softmax=tuple(self.over_batch),
-            doubled=tuple(self.doubled),
-            swamped=tuple(swamped),
-            single_norms=tuple(self.single_norms),
-            unregistered=tuple(_owners_of(self.unknown, self.modules)) if self.unknown else (),
-            wrong_axis=tuple(checked["axis"]),
-            uniform=tuple(checked["uniform"]),
-            future_only=tuple(checked["future"]),
-            dropped=tuple(Spot("dropout", place, share) for (place, _), share in masks),
-            nonlinear=not self.functions.keys() <= LINEAR,
-            activation=active[0] if active else "",
-        )
+def _attention_openness(weights: Tensor) -> Tensor:
+    """A softmax passes 1 - Σp² of the gradient, which is largest if all weights are equal."""
+    return ((1 - weights.square().sum(-1)) / (1 - 1 / weights.shape[-1])).mean().square()
 
 
 def _snake_case(kind: str) -> str:
@@ -271,7 +240,7 @@ def _group_size(node: Any) -> int:
 def _owners_of(parameters: set[int], modules: Mapping[str, nn.Module]) -> list[str]:
     """The plain attributes of modules that hold these parameters, or layers with them."""
     found = []
-    for prefix, module in modules.items():
+    for prefix, module in modules.items() if parameters else ():
         for name, value in vars(module).items():
             inner = tree_leaves(value) if isinstance(value, list | tuple | dict | Tensor) and name[0] != "_" else ()
             held = [p for m in inner if isinstance(m, nn.Module) for p in m.parameters()]
@@ -286,11 +255,12 @@ def _plain_tensors(modules: Mapping[str, nn.Module]) -> dict[int, int]:
     return {t.data_ptr(): id(t) for t in held if t.dim() >= 2 and t.is_floating_point() and not t.requires_grad}
 
 
-def _walk(roots: Iterable[Any]) -> Iterable[Any]:
-    """The nodes behind some nodes, from the output to the input, at most `MOST_NODES`."""
-    seen: dict[Any, None] = dict.fromkeys(r for r in roots if r is not None)
-    waiting = list(seen)
-    while waiting and len(seen) < MOST_NODES:
+def walk(roots: Iterable[Any], ends: Iterable[Any] = (), most: int = MOST_NODES) -> Iterable[Any]:
+    """The nodes between some nodes and the input, or the `ends`, from the output on; `most` limits their number."""
+    seen: dict[Any, None] = dict.fromkeys(ends)
+    waiting = [r for r in dict.fromkeys(roots) if r is not None and r not in seen]
+    seen |= dict.fromkeys(waiting)
+    while waiting and len(seen) < most:
         node = waiting.pop()
         yield node
         for following, _ in node.next_functions:
@@ -348,12 +318,12 @@ def _loss_functions(start: Any, end: Any) -> tuple[str, ...]:
 
 
 def _saved(node: Any, name: str) -> Tensor | None:
-    """A tensor that a node keeps; None if it keeps none, or it was changed in place since."""
+    """A tensor that a node keeps; None if it keeps none, an empty one, or one that was changed in place since."""
     try:
         value = getattr(node, f"_saved_{name}", None)
     except RuntimeError:
         return None
-    return value.detach() if isinstance(value, Tensor) and not is_sharded(value) else None
+    return value.detach() if isinstance(value, Tensor) and value.numel() and not is_sharded(value) else None
 
 
 def _sample(tensor: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from normfree.diagnostics.input_output import first_tensor
 from normfree.diagnostics.propagation import plan_of
-from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors
+from normfree.nn.model_state import call_arguments, hooked, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
@@ -202,7 +201,8 @@ def gradient_bounds(
     plan = plan_of(model, inputs, plan)
     args, kwargs = call_arguments(inputs)
     watched = _ModuleInputs()
-    with preserve_model_state(model), torch.enable_grad(), watched.hooked(model, _block_inputs(plan)):
+    hooks = {model.get_submodule(name): watched.hook(name) for name in _block_inputs(plan)}
+    with preserve_model_state(model), torch.enable_grad(), hooked(hooks, before=True):
         logits = first_tensor(model(*args, **kwargs))
         if logits.dim() != 2:
             raise ValueError(
@@ -257,17 +257,9 @@ class _ModuleInputs:
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         self.leaves: list[Tensor] = []
 
-    @contextmanager
-    def hooked(self, model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-        """Observe the first input of each of these modules."""
-        handles = [model.get_submodule(name).register_forward_pre_hook(self._hook(name)) for name in names]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def hook(self, name: str) -> Any:
+        """Observe the first input of a module."""
 
-    def _hook(self, name: str) -> Any:
         def note(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             if not args or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
                 return None

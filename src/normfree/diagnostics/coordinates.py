@@ -10,8 +10,7 @@ Reference: Yang et al. 2022, Tensor Programs V (coordinate checking); the idea i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from normfree.diagnostics.input_output import cross_entropy, first_tensor
 from normfree.diagnostics.propagation import Loss, plan_of
-from normfree.nn.model_state import call_arguments, preserve_random_state
+from normfree.nn.model_state import call_arguments, hooked, preserve_random_state
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table, compact, notebook_html
@@ -188,24 +187,15 @@ def _activations(model: nn.Module, names: Sequence[str], args: Any, kwargs: Any)
     """The outputs of some modules and of the model; of several calls, the last."""
     found: dict[str, Tensor] = {}
 
-    @contextmanager
-    def hooked() -> Iterator[None]:
-        def hook(name: str) -> Any:
-            def keep(_m: nn.Module, _a: Any, out: Any) -> None:
-                tensor = out[0] if isinstance(out, tuple) and out else out
-                if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                    found[name] = tensor.detach().clone()
+    def hook(name: str) -> Any:
+        def keep(_m: nn.Module, _a: Any, out: Any) -> None:
+            tensor = out[0] if isinstance(out, tuple) and out else out
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                found[name] = tensor.detach().clone()
 
-            return keep
+        return keep
 
-        handles = [model.get_submodule(name).register_forward_hook(hook(name)) for name in names]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    with torch.no_grad(), hooked():
+    with torch.no_grad(), hooked({model.get_submodule(name): hook(name) for name in names}):
         found[OUTPUT] = first_tensor(model(*args, **kwargs)).detach().clone()
     found[OUTPUT] = found.pop(OUTPUT)  # last
     return found

@@ -164,7 +164,7 @@ def diagnose(
     parts = parts_of(model)
     if not signal.unmeasured and not any(map(is_sharded, parts.parameters.values())):
         failed = check_model(model, parts, call_arguments(inputs), targets, loss, signal)
-        signal = replace(signal, checks=(*signal.checks, *failed))
+        signal = replace(signal, facts=(*signal.facts, *failed))
     label = name or str(getattr(model, "name", type(model).__name__))
     verdict = judge_model(model, signal)
     if verdict.at_least("vanishing"):
@@ -213,7 +213,7 @@ def details(diagnosis: Diagnosis) -> list[str]:
             f"first loss {compact(loss)}{'' if known else ' with random labels'}, "
             f"log {head.classes} = {compact(math.log(head.classes))}"
         )
-    if frozen := [layer.name for layer in signal.layers if layer.frozen]:
+    if frozen := signal.frozen_layers:
         found.append(f"frozen: {shorten_names(frozen)} ({len(frozen)} of {len(signal.layers)} weight layers)")
     if unused := [name for name in signal.unused if is_last_of_list(name, signal)]:
         found.append(f"without a part in the output: {shorten_names(unused)}, the last of a list")

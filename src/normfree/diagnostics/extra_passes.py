@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,11 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
-from normfree.diagnostics.input_output import IgnoredInput, cross_entropy, first_tensor, is_finite, is_mask, own_loss
-from normfree.diagnostics.invariants import first_difference, hooked, trace
-from normfree.diagnostics.signals import FailedCheck, Gain, Signal
+from normfree.diagnostics.autograd_graph import walk
+from normfree.diagnostics.input_output import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
+from normfree.diagnostics.invariants import first_difference, trace
+from normfree.diagnostics.signals import Fact, Gain, Signal
 from normfree.graph.observer import FunctionCall, Observer
-from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, substitute_tensors
+from normfree.nn.model_state import (
+    ModelParts,
+    call_arguments,
+    hooked,
+    parts_of,
+    preserve_model_state,
+    substitute_tensors,
+)
 from normfree.nn.normalizers import is_norm
 from normfree.nn.sharding import is_sharded, whole
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -62,11 +71,11 @@ def with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any
         unread = [i for i in asked.ignored if not _is_read(model, parts, i, args, kwargs)]
     used = (*cut, *hidden)
     unused = [name for name in idle if name not in used] if len(idle) <= MOST_CANDIDATES or not used else []
-    checks = (*signal.checks, *(FailedCheck("input ignored", "the input", i.part) for i in unread))
+    facts = (*signal.facts, *(Fact("input ignored", "the input", i.part) for i in unread))
     inside = [name for name in origin if asked.ended and name.startswith(f"{asked.ended}.")]
     first = next(iter(inside or origin), "")
     kind = type(parts.modules[first]).__name__ if first else ""
-    signal = replace(signal, broken=broken, origin=first, origin_kind=kind, checks=checks)
+    signal = replace(signal, broken=broken, origin=first, origin_kind=kind, facts=facts)
     return replace(signal, cut=tuple(cut), unused=tuple(unused))
 
 
@@ -76,19 +85,14 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
     args, kwargs = _copied(inputs)
     if signal.unmeasured:
         return signal
-    noise, place = noise_of(model, parts, (args, kwargs))
-    found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), noise=noise, noise_place=place)
+    facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))
+    found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), facts=facts)
     if all(math.isfinite(s.gradient_level) for s in signal.sums):
         return found
 
     def start(output: Any) -> Tensor:
-        own = own_loss(output) if targets is None and loss is None else None
-        if own is not None:
-            return own
-        if targets is None and loss is None:
-            return random_start(output)
-        result: Tensor = (loss or cross_entropy)(output, targets)
-        return result
+        value = loss_of(output, targets, loss)
+        return random_start(output) if value is None else value
 
     module, function = gradient_origin(model, parts, *_copied(inputs), start)
     return replace(found, gradient_origin=module, gradient_function=function)
@@ -107,11 +111,6 @@ def _copy(value: Any) -> Any:
 def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> tuple[Gain, ...]:
     """Measure the innermost modules in one forward pass, in the order of their calls."""
     found: list[Gain] = []
-    leaves = [
-        name
-        for name, m in parts.modules.items()
-        if name and (isinstance(m, WEIGHT_LAYERS) or is_norm(m) or not any(True for _ in m.children()))
-    ]
 
     def hook(name: str) -> Any:
         def measure(module: nn.Module, args: Any, out: Any) -> None:
@@ -127,8 +126,12 @@ def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> t
 
         return measure
 
-    hooks = {name: hook(name) for name in leaves}
-    with hooked(parts.modules, hooks), torch.no_grad(), preserve_model_state(model, parts):
+    hooks = {
+        m: hook(name)
+        for name, m in parts.modules.items()
+        if name and (isinstance(m, WEIGHT_LAYERS) or is_norm(m) or not any(True for _ in m.children()))
+    }
+    with hooked(hooks), torch.no_grad(), preserve_model_state(model, parts):
         model(*args, **kwargs)
     return tuple(found)
 
@@ -150,7 +153,7 @@ def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs
 
     before = _run(model, parts, args, kwargs)
     changed = called[:1] if name in called else called
-    with hooked(parts.modules, dict.fromkeys(changed, other)):
+    with hooked({inside[n]: other for n in changed}):
         return not torch.equal(before, _run(model, parts, args, kwargs))
 
 
@@ -168,10 +171,10 @@ def _without_zeros(model: nn.Module, parts: ModelParts) -> Iterator[None]:
         yield
 
 
-def _run(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> Tensor:
-    """The main output of a model; two calls draw the same random numbers."""
+def _run(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any, seed: int = 0) -> Tensor:
+    """The main output of a model; two calls with the same seed draw the same random numbers."""
     with torch.no_grad(), preserve_model_state(model, parts):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return first_tensor(model(*tree_map(_copy, args), **tree_map(_copy, kwargs))).clone()
 
 
@@ -213,7 +216,7 @@ def find_origin(modules: Mapping[str, nn.Module], good: Callable[[Tensor], bool]
 
         return look
 
-    with hooked(modules, {name: hook(name) for name in modules if name}):
+    with hooked({m: hook(name) for name, m in modules.items() if name}):
         yield found
 
 
@@ -262,16 +265,9 @@ def gradient_origin(
     with torch.enable_grad(), preserve_model_state(model, parts):
         with owners.following(parts.modules):
             value = start(model(*args, **kwargs))
-        waiting: list[Any] = [value.grad_fn]
-        seen: set[Any] = {None}
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
+        for node in walk([value.grad_fn], most=sys.maxsize):
             if node.next_functions:
                 node.register_hook(hook(node))
-            waiting += [f for f, _ in node.next_functions]
         value.backward()
     if not found:
         return "", ""
@@ -289,18 +285,13 @@ def random_start(output: Any) -> Tensor:
     return (tensor * torch.randn(tensor.shape, generator=source).to(tensor)).sum()
 
 
-def noise_of(model: nn.Module, parts: ModelParts, arguments: Any) -> tuple[float, str]:
+def noise_facts(model: nn.Module, parts: ModelParts, arguments: Any) -> Iterator[Fact]:
     """The squared difference of the output between two passes over that between two samples, and where it begins."""
-    with torch.no_grad():
-        outputs = []
-        for seed in (0, 1):
-            with preserve_model_state(model, parts):
-                torch.manual_seed(seed)
-                outputs.append(first_tensor(model(*arguments[0], **arguments[1])).float())
-        one, other = (output if output.dim() else output[None] for output in outputs)  # a loss is one number
-        between = ((one - one.roll(1, 0)) * (other - other.roll(1, 0))).mean()  # noise has no part in it, on average
-        share = float((one - other).square().mean() / between.clamp_min(1e-12))
-    if not share:
-        return 0.0, ""
-    first, second = (trace(model, parts, arguments, evaluate=False, seed=seed) for seed in (0, 1))
-    return share, first_difference(first, second)
+    args, kwargs = arguments
+    outputs = (_run(model, parts, args, kwargs, seed).float() for seed in (0, 1))
+    one, other = (output if output.dim() else output[None] for output in outputs)  # a loss is one number
+    between = ((one - one.roll(1, 0)) * (other - other.roll(1, 0))).mean()  # noise has no part in it, on average
+    share = float((one - other).square().mean() / between.clamp_min(1e-12))
+    if share:
+        first, second = (trace(model, parts, arguments, evaluate=False, seed=seed) for seed in (0, 1))
+        yield Fact("noise", first_difference(first, second), value=share)

@@ -1,6 +1,6 @@
 """The findings: the word that the verdict prints, its severity and its limit, the fault in a clause, and the remedy.
 
-`rules.py` tells when a finding holds. `docs/diagnosis.md` has an example of each.
+`module_rules.py` and `rules.py` tell when a finding holds. `docs/diagnosis.md` has an example of each.
 """
 
 from __future__ import annotations

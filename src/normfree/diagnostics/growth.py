@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
@@ -220,6 +220,46 @@ def _theil_sen(x: np.ndarray, y: np.ndarray, limit: int = 400) -> tuple[np.ndarr
 def bounded_exp(value: float) -> float:
     """The exponential of a number; infinite beyond the range of floats."""
     return math.inf if value >= 700 else math.exp(value)
+
+
+# The part of the first block's signal that is left on the shortcut if a normalizer follows every sum: 1e-1 with 6
+# encoder layers, 1e-3 with 12 and 1e-6.5 with 24, which need a warm-up; 1e-14 with 48, which hardly train.
+POST_NORM_LEFT = 1e-9
+POST_NORM_SUMS = 72  # from 36 layers on, narrow ones with 1e-3 hardly train either
+POST_NORM_DEEP = 1e-2  # the part that is too small with so many sums
+POST_NORM_LEAST = 4  # sums that tell whether normalizers follow them
+POST_NORM_SAME = 0.02  # relative difference of second moments after a normalizer, which are 1 at the start
+
+
+def before_normalizers(signal: Signal) -> str:
+    """The first sum, if normalizers follow all others, but not its small input, which says nothing about depth."""
+    main = [s for s in signal.sums if s.around is None]
+    powers = [s.shortcut.power for s in main[1:]]
+    same = all(abs(p - powers[-1]) <= POST_NORM_SAME * p for p in powers)
+    return (
+        main[0].name if len(powers) >= POST_NORM_LEAST and same and powers[0] > NOTICEABLE * main[0].sum.power else ""
+    )
+
+
+def deep_post_norm(signal: Signal) -> Iterator[Finding]:
+    """A normalizer after every sum, so that the shortcut forgets the early blocks."""
+    main = [s for s in signal.sums if s.around is None and not s.layer and not s.transition]
+    powers = [s.shortcut.power for s in main[1:]]
+    sums = [s.sum.power for s in main]
+    if 2 * len(signal.plan.body) >= len(main):
+        return  # layers stand between the sums, which is no post-norm
+    if len(powers) < POST_NORM_LEAST or not all(0 < p < math.inf for p in (*powers, *sums)):
+        return
+    if not all(0.5 < s.sum.power / (s.shortcut.power + s.branch.power) < 2 for s in main[1:]):
+        return  # the shortcut or the branch is scaled in the sum
+    middle = sorted(powers)[len(powers) // 2]
+    same = sum(abs(p / middle - 1) <= POST_NORM_SAME for p in powers)
+    changed = sum(abs(p / s - 1) > POST_NORM_SAME for p, s in zip(powers, sums, strict=False))
+    if same < 0.9 * len(powers) or changed < 0.5 * len(powers):
+        return
+    left = sum(math.log10(p / s) for p, s in zip(powers, sums[1:], strict=True))
+    if left <= math.log10(POST_NORM_DEEP if len(main) >= POST_NORM_SUMS else POST_NORM_LEFT):
+        yield finding("deep post-norm ({sums} sums)", "", sums=len(main), left=f"{left:.0f}")
 
 
 RECURRENT = "a layer that is applied again and again needs orthogonal weights of its own size, or gates (LSTM, GRU)"

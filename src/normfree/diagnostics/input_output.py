@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map_with_path
 
 from normfree.diagnostics.moments import variations
-from normfree.diagnostics.signals import FailedCheck, InputFacts, OutputFacts
+from normfree.diagnostics.signals import Fact, InputFacts, OutputFacts
 from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at
@@ -97,7 +97,7 @@ def ignored_inputs(watched: list[WatchedInput]) -> Iterator[IgnoredInput]:
 
 
 @torch.no_grad()
-def check_loss(loss: Any, output: Any, targets: Any) -> Iterator[FailedCheck]:
+def check_loss(loss: Any, output: Any, targets: Any) -> Iterator[Fact]:
     """Try a loss on answers that are right and wrong: it must depend on the targets, and prefer the right ones.
 
     The answers lie between 0 and 1, so that they may be logits, probabilities or numbers.
@@ -112,14 +112,14 @@ def check_loss(loss: Any, output: Any, targets: Any) -> Iterator[FailedCheck]:
     guess, other = (torch.rand(z.shape, generator=source).to(z) * 0.9 + 0.05 for _ in range(2))
     flat = float(loss(guess, y)) == float(loss(other, y))
     if not flat and float(loss(guess, y)) == float(loss(guess, wrong)):
-        yield FailedCheck("targets ignored", "the loss")
+        yield Fact("targets ignored", "the loss")
         return
     right = _answers(z, y)
     if right is None:
         return
     at_right, at_wrong = float(loss(right, y)), float(loss(_answers(z, wrong), y))
     if at_right > at_wrong + 1e-6 * abs(at_wrong):
-        yield FailedCheck("loss of the wrong sign", "the loss", value=at_right - at_wrong)
+        yield Fact("loss of the wrong sign", "the loss", value=at_right - at_wrong)
 
 
 FEW_SAMPLES = 8  # on which a loss is tried
@@ -278,3 +278,10 @@ def cross_entropy(output: Any, targets: Any) -> Tensor:
     if isinstance(targets, Tensor) and logits.dim() == 3 and targets.shape == logits.shape[:2]:
         logits, targets = logits.flatten(0, 1), targets.flatten()
     return nn.functional.cross_entropy(logits, targets)
+
+
+def loss_of(output: Any, targets: Any, loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
+    """The loss of an output: the model's own if there are no targets and no loss, None if it has none."""
+    if targets is None and loss is None:
+        return own_loss(output)
+    return (loss or cross_entropy)(output, targets)

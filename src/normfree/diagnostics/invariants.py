@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves, tree_map
 
+from normfree.diagnostics.autograd_graph import walk
 from normfree.diagnostics.input_output import first_tensor
-from normfree.diagnostics.signals import FailedCheck, Signal
+from normfree.diagnostics.signals import Fact, Signal
 from normfree.graph.observer import FunctionCall, Observer
-from normfree.nn.model_state import ModelParts, preserve_model_state
+from normfree.nn.model_state import ModelParts, hooked, preserve_model_state
 
 LEAST_SAMPLES = 12  # two passes of two samples cost at most a ninth of a pass forward and backward
 SAME = 1e-4  # relative difference of one sample's output between two batches; rounding leaves 1e-6
@@ -46,13 +47,13 @@ def check_model(
     targets: Any,
     loss: Callable[[Any, Any], Tensor] | None,
     signal: Signal,
-) -> tuple[FailedCheck, ...]:
+) -> tuple[Fact, ...]:
     """Run all checks that the batch and the graph of the model call for."""
     tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
     main = max(tensors, key=lambda t: t.numel(), default=None)
     if main is None:
         return ()
-    found: list[FailedCheck] = []
+    found: list[Fact] = []
     checks = [partial(check_samples, model, parts, arguments, main, signal.head.classes)]
     if shifted := _next_element(main, targets):
         checks.append(partial(check_causality, model, parts, arguments, main, shifted))
@@ -64,9 +65,7 @@ def check_model(
     return tuple(found)
 
 
-def check_samples(
-    model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, classes: int
-) -> Iterator[FailedCheck]:
+def check_samples(model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, classes: int) -> Iterator[Fact]:
     """Find the module in which one sample changes another one, two equal calls differ, or dropout never ends.
 
     A sample goes through the model in evaluation mode behind another one, and then before a third. If its outputs
@@ -88,7 +87,7 @@ def check_samples(
     if dropouts.found:
         with (named := _Dropouts()).following(parts.modules):
             trace_of(1, 0, inside=False)
-        yield FailedCheck("dropout in evaluation mode", named.found[0])
+        yield Fact("dropout in evaluation mode", named.found[0])
     before = trace_of(0, 2, inside=False)[-1].returned
     if not _differ([t[1] for t in behind], [t[0] for t in before]):
         return
@@ -99,7 +98,7 @@ def check_samples(
     if not place or pairs or (_positions_first(parts) and any(len(shape) == 3 for shape in shapes)):
         return
     again = first_difference(one, trace_of(1, 0, 2)) or first_difference(one, trace_of(1, 0, 2))
-    yield FailedCheck("state between calls", again) if again else FailedCheck("samples mixed", place)
+    yield Fact("state between calls", again) if again else Fact("samples mixed", place)
 
 
 def _rows(value: Any, count: int, chosen: Sequence[int]) -> Any:
@@ -133,24 +132,13 @@ def trace(
     def hook(name: str) -> Any:
         return lambda _m, read, returned: found.append(TracedCall(name, samples(read), samples(returned)))
 
-    names = [name for name in parts.modules if name and inside]
-    with hooked(parts.modules, {name: hook(name) for name in names}), preserve_model_state(model, parts):
+    hooks = {m: hook(name) for name, m in parts.modules.items() if name and inside}
+    with hooked(hooks), preserve_model_state(model, parts):
         torch.manual_seed(seed)
         model.train(model.training and not evaluate)
         output = first_tensor(model(*arguments[0], **arguments[1]))
     found.append(TracedCall("", [], samples(output)))
     return found
-
-
-@contextmanager
-def hooked(modules: Mapping[str, nn.Module], hooks: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Run forward hooks of modules inside, by their names."""
-    handles = [modules[name].register_forward_hook(hook) for name, hook in hooks.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def first_difference(one: Trace, other: Trace, *, standardized: bool = True) -> str:
@@ -231,9 +219,7 @@ def _next_element(main: Tensor, targets: Any) -> str:
 MOSTLY = 0.9  # of the targets that are the next elements of the input; padding and the end of a text differ
 
 
-def check_causality(
-    model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, shifted: str
-) -> Iterator[FailedCheck]:
+def check_causality(model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, shifted: str) -> Iterator[Fact]:
     """Compare two passes that differ in the second half of the sequence: the first half must not change.
 
     If the targets equal the input, a model whose first half does not change reads what it has to predict.
@@ -258,9 +244,9 @@ def check_causality(
     if seen and shifted == "next":
         calls = zip(*traces(inside=True), strict=False)
         place = next(a.name for a, b in calls if leaks(a.returned, b.returned) and not leaks(a.read, b.read))
-        yield FailedCheck("later positions seen", place or "the output")
+        yield Fact("later positions seen", place or "the output")
     elif not seen and shifted == "same":
-        yield FailedCheck("targets not shifted", "the targets")
+        yield Fact("targets not shifted", "the targets")
 
 
 SMOOTH = 0.1  # relative difference of the differences over two distances, below which a function is smooth
@@ -271,7 +257,7 @@ MOST_MODULES = 4  # that are checked
 
 def check_derivatives(
     model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, targets: Any, loss: Any
-) -> Iterator[FailedCheck]:
+) -> Iterator[Fact]:
     """Compare the derivatives that the user wrote with central differences, at the modules that call them.
 
     A function that reverses the gradient on purpose is a fault only if a step of the layers before it raises the loss.
@@ -289,7 +275,7 @@ def check_derivatives(
 
     few = tree_map(lambda t: _rows(t, len(main), range(min(len(main), 8))), arguments)
     with (
-        hooked(parts.modules, {name: hook(name) for name in parts.modules}),
+        hooked({m: hook(name) for name, m in parts.modules.items()}),
         preserve_model_state(model, parts),
         torch.enable_grad(),
     ):
@@ -300,10 +286,10 @@ def check_derivatives(
         reverses = smooth and ratio < 0
         wrong = abs(ratio - 1) > WRONG if smooth else not 1 / FAR_OFF < ratio < FAR_OFF
         if wrong and not reverses:
-            yield FailedCheck("wrong derivative", name or "the model", value=ratio)
+            yield Fact("wrong derivative", name or "the model", value=ratio)
         elif wrong and loss is not None:
             for before in _ascending(model, parts, arguments, lambda out: loss(out, targets)):
-                yield FailedCheck("gradient reversed", name or "the model", before, ratio)
+                yield Fact("gradient reversed", name or "the model", before, ratio)
                 return
 
 
@@ -335,17 +321,8 @@ def _ascending(model: nn.Module, parts: ModelParts, arguments: Any, loss: Callab
 
 def _calls_custom(out: Tensor, args: Any) -> bool:
     """Whether a function with a derivative of the user stands between the arguments of a module and its output."""
-    ends = {t.grad_fn for t in tree_leaves(args) if isinstance(t, Tensor)}
-    waiting, seen = [out.grad_fn], set(ends)
-    while waiting and len(seen) < 1000:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if isinstance(node, BackwardCFunction):
-            return True
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-    return False
+    ends = [t.grad_fn for t in tree_leaves(args) if isinstance(t, Tensor)]
+    return any(isinstance(node, BackwardCFunction) for node in walk([out.grad_fn], ends, most=1000))
 
 
 def _measure_derivative(module: nn.Module, args: Any, x: Tensor) -> tuple[float, bool]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.moments import HALF, concatenate, norms
-from normfree.diagnostics.signals import LayerSignal, ModuleFact, Spot
+from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal, ModuleFact
 from normfree.nn.model_state import ModelParts
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
@@ -107,40 +105,14 @@ class LayerWeights:
             found.append(LayerSignal(layer, norm, slope, units, dead, equal, names[0] in self.frozen))
         return tuple(found), slopes
 
-    def largest_bias(self, layers: Iterable[Layer]) -> float:
-        """The largest bias of some layers above the mean of the layer's biases."""
-        biases = [self.parts.modules[layer.name]._parameters.get("bias") for layer in layers]
-        found = [whole(b.detach()) for b in biases if b is not None]
-        return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
-
-    def facts(self, gradients: Mapping[str, float]) -> dict[str, Any]:
-        """The facts of a `Signal` about parameters and modules; `gradients` are the norms of parameters' gradients."""
+    def gradient_facts(self, gradients: Mapping[str, float]) -> dict[str, Any]:
+        """Whether only frozen parameters get a gradient, and who would learn; `gradients` are their norms."""
         moving = {name for name, norm in gradients.items() if norm > 0}
         learning = (name for name in self.parts.parameters if name not in self.frozen)
         return {
             "frozen_in_use": bool(moving) and moving <= self.frozen,
             "idle": tuple(dict.fromkeys(name.rpartition(".")[0] for name in learning)),
-            "scales": self.scales(),
-            "biases": self.biases(),
-            "gates": gates(self.parts),
-            "dropouts": dropouts(self.parts),
-            "embeddings": embeddings(self.parts),
-            "modules": (*module_facts(self.parts), *shared_and_frozen(self.parts)),
-            "recurrences": recurrences(self.parts),
         }
-
-    def biases(self) -> tuple[Spot, ...]:
-        """The layers with a bias, and its root mean square."""
-        modules = self.parts.modules
-        every = {name: modules[name]._parameters.get("bias") for name in self.names if name in modules}
-        return _sizes("bias", {name: b for name, b in every.items() if b is not None and not is_sharded(b)})
-
-    def scales(self) -> tuple[Spot, ...]:
-        """The vectors and numbers among the parameters, but for biases, and their root mean squares."""
-        named = self.parts.parameters.items()
-        vectors = {n: p for n, p in named if 0 < p.numel() == max(p.shape, default=1) and not n.endswith("bias")}
-        norms_ = {f"{n}.weight" for n, m in self.parts.modules.items() if isinstance(m, NORM_TYPES)}
-        return tuple(replace(s, function="norm") if s.place in norms_ else s for s in _sizes("scale", vectors))
 
     def idle_modules(self, learning: set[str], classes: int) -> list[str]:
         """The outermost modules with weights that could learn, none of which has a part in the loss or an output.
@@ -153,8 +125,8 @@ class LayerWeights:
         used = {prefix for name in learning for prefix in _above(name)}
         filled = {prefix for name, p in parts.parameters.items() if p.requires_grad for prefix in _above(name)}
         idle = [name for name in parts.modules if name in filled - used and name.rpartition(".")[0] in used]
-        patterns = {name_pattern(name) for name in used}
-        return [name for name in idle if name_pattern(name) in patterns or not _is_head(name, parts, classes)]
+        patterns = {NUMBERS.sub("", name) for name in used}
+        return [name for name in idle if NUMBERS.sub("", name) in patterns or not _is_head(name, parts, classes)]
 
     def _equal_filters(self, name: str, starts: np.ndarray) -> float:
         """The fraction of filters that equal another one; filters of zeros do not count."""
@@ -259,59 +231,69 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
     return found
 
 
-def _sizes(kind: str, tensors: Mapping[str, Tensor]) -> tuple[Spot, ...]:
-    """The root mean square of each tensor, after one transfer from the device."""
+def parameter_facts(parts: ModelParts, classifier: Iterable[Layer]) -> Iterator[Fact]:
+    """The dropouts that are on, the sizes of embeddings, scales and the classifier's biases, and the recurrences."""
+    yield from _sizes(parts)
+    for layer in classifier:
+        parameter = parts.modules[layer.name]._parameters.get("bias")
+        if parameter is not None:
+            bias = whole(parameter.detach())
+            yield Fact("bias", layer.name, value=float(bias.float().square().mean().sqrt()))
+            yield Fact("largest bias", layer.name, value=float((bias - bias.mean()).abs().max()))
+    for name, module in parts.modules.items():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training:
+            yield Fact("dropout", name, value=module.p)
+        yield from _gates(name, module)
+        for n, p in module._parameters.items() if isinstance(module, nn.RNN) else ():
+            if p is not None and n.startswith("weight_hh") and not is_sharded(p) and bool(torch.isfinite(p).all()):
+                radius = float(torch.linalg.eigvals(p.detach().float()).abs().max())
+                yield Fact("recurrence", name, str(module.nonlinearity), radius)
+
+
+def _sizes(parts: ModelParts) -> Iterator[Fact]:
+    """The root mean square of each embedding, and of each vector or number that is no bias, after one transfer.
+
+    The detail of a scale is 'norm' if it is the gain of a normalizer.
+    """
+    gains = {f"{n}.weight" for n, m in parts.modules.items() if isinstance(m, NORM_TYPES)}
+    tensors: dict[tuple[str, str], Tensor] = {
+        ("scale", n): p.detach()
+        for n, p in parts.parameters.items()
+        if 0 < p.numel() == max(p.shape, default=1) and not n.endswith("bias")
+    }
+    for name, module in parts.modules.items():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and not is_sharded(module.weight):
+            tensors["embedding", name] = module.weight.detach()
     lengths = norms(tensors)
     values: list[float] = concatenate([whole(t).flatten() for t in lengths.values()]).tolist() if lengths else []
-    return tuple(Spot(kind, n, v / math.sqrt(max(tensors[n].numel(), 1))) for n, v in zip(lengths, values, strict=True))
+    for (kind, place), length in zip(lengths, values, strict=True):
+        size = length / math.sqrt(max(tensors[kind, place].numel(), 1))
+        yield Fact(kind, place, "norm" if place in gains else "", size)
 
 
-def dropouts(parts: ModelParts) -> tuple[Spot, ...]:
-    """The dropouts that are on, and their probabilities."""
-    kinds = nn.modules.dropout._DropoutNd
-    return tuple(Spot("dropout", n, m.p) for n, m in parts.modules.items() if isinstance(m, kinds) and m.training)
-
-
-def embeddings(parts: ModelParts) -> tuple[Spot, ...]:
-    """The embeddings and their root mean squares."""
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    tables = {n: m.weight.detach() for n, m in parts.modules.items() if isinstance(m, kinds)}
-    return _sizes("embedding", {n: w for n, w in tables.items() if not is_sharded(w)})
-
-
-def gates(parts: ModelParts) -> tuple[Spot, ...]:
-    """The gates of recurrent layers, and the mean of the sigmoid of their biases.
+def _gates(name: str, module: nn.Module) -> Iterator[Fact]:
+    """The gates of a recurrent layer, and the mean of the sigmoid of their biases.
 
     With a gate of g, one time step leaves g² of the squared gradient. The gates stand in torch's order: input, forget,
     cell and output in an LSTM; reset, update and new in a GRU, whose update gate keeps the old state.
     """
-    orders = {nn.LSTM: (4, {"input": 0, "forget": 1, "output": 3}), nn.GRU: (3, {"update": 1})}
-    orders |= {nn.LSTMCell: orders[nn.LSTM], nn.GRUCell: orders[nn.GRU]}
-    found = []
-    for name, module in parts.modules.items():
-        count, order = next((o for kind, o in orders.items() if isinstance(module, kind)), (1, {}))
-        for inner in [n for n in module._parameters if n.startswith("bias_ih")] if order else ():
-            pair = [module._parameters[n] for n in (inner, inner.replace("_ih", "_hh"))]
-            biases = [b.detach().double() for b in pair if b is not None and not is_sharded(b)]
-            if len(biases) == 2:
-                pieces = (biases[0] + biases[1]).sigmoid().chunk(count)
-                found += [Spot(gate, name, float(pieces[i].mean())) for gate, i in order.items()]
-    return tuple(found)
-
-
-def recurrences(parts: ModelParts) -> tuple[Spot, ...]:
-    """The layers of `nn.RNN` and their activation, with the largest absolute eigenvalue of the recurrent weight."""
-    return tuple(
-        Spot(module.nonlinearity, name, float(torch.linalg.eigvals(p.detach().float()).abs().max()))
-        for name, module in parts.modules.items()
-        if isinstance(module, nn.RNN)
-        for n, p in module._parameters.items()
-        if p is not None and n.startswith("weight_hh") and not is_sharded(p) and bool(torch.isfinite(p).all())
-    )
+    gates: tuple[str, ...]
+    if isinstance(module, nn.LSTM | nn.LSTMCell):
+        gates = ("input", "forget", "", "output")
+    elif isinstance(module, nn.GRU | nn.GRUCell):
+        gates = ("", "update", "")
+    else:
+        return
+    for inner in [n for n in module._parameters if n.startswith("bias_ih")]:
+        pair = [module._parameters[n] for n in (inner, inner.replace("_ih", "_hh"))]
+        biases = [b.detach().double() for b in pair if b is not None and not is_sharded(b)]
+        if len(biases) == 2:
+            opened = (biases[0] + biases[1]).sigmoid().chunk(len(gates))
+            yield from (Fact("gate", name, g, float(o.mean())) for g, o in zip(gates, opened, strict=True) if g)
 
 
 def module_facts(parts: ModelParts) -> tuple[ModuleFact, ...]:
-    """The innermost modules, and modules with parameters that stand in a list several times."""
+    """The innermost modules, those with parameters that stand in a list several times, and frozen ones of two names."""
     owners: dict[int, str] = {}
     found = []
     for name, module in parts.modules.items():
@@ -328,23 +310,21 @@ def module_facts(parts: ModelParts) -> tuple[ModuleFact, ...]:
             kind = type(module)
             active = kind.__module__ == nn.ReLU.__module__ and "Softm" not in kind.__name__
             role = "activation" if active else "normalizer" if isinstance(module, NORM_TYPES) else "layer"
-            same = "" if same == name else same
-            found.append(ModuleFact(name, type(module).__name__, role, module.training, same))
-    return tuple(found)
+            found.append(ModuleFact(name, kind.__name__, role, module.training, "" if same == name else same))
+    return (*found, *_shared_and_frozen(parts))
 
 
-def shared_and_frozen(parts: ModelParts) -> tuple[ModuleFact, ...]:
+def _shared_and_frozen(parts: ModelParts) -> list[ModuleFact]:
     """The frozen modules with weights that two names of the model stand for."""
-    first: dict[int, str] = {}
+    names = {id(module): name for name, module in parts.modules.items()}
     found: list[ModuleFact] = []
     for name, module in parts.modules[""].named_modules(remove_duplicate=False):
-        earlier = first.setdefault(id(module), name)
-        if earlier == name or any(name.startswith(f"{f.name}.") for f in found):
+        if names.get(id(module), name) == name or any(name.startswith(f"{f.name}.") for f in found):
             continue
         weights = list(module.parameters())
         if weights and not any(p.requires_grad for p in weights):
-            found.append(ModuleFact(name, type(module).__name__, "shared", module.training, earlier))
-    return tuple(found)
+            found.append(ModuleFact(name, type(module).__name__, "shared", module.training, names[id(module)]))
+    return found
 
 
 def layer_table(model: str, layers: Iterable[LayerSignal]) -> Table:

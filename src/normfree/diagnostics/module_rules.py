@@ -1,26 +1,102 @@
-"""The rules for modules and their weights: zero, equal, frozen, tied, unused or unlike others; see `rules.py`."""
+"""The rules for modules, their weights and functions: zero, equal, frozen, tied, unused, saturated or unlike others.
+
+`rules.py` has the rules for the signal. The functions are pure, and each limit stands above its rule with its reason.
+Unless stated otherwise a limit is a ratio of variances or of second moments, not of standard deviations.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
-from normfree.diagnostics.blocks import name_pattern
-from normfree.diagnostics.findings import Finding, finding
-from normfree.diagnostics.loss_rules import CONSTANT_OUTPUT
-from normfree.diagnostics.signals import LayerSignal, ModuleFact, Signal
+from normfree.diagnostics.findings import FINDINGS, Finding, finding
+from normfree.diagnostics.growth import LARGE, NOTICEABLE
+from normfree.diagnostics.signals import CONSTANT, NUMBERS, SURE, Fact, LayerSignal, ModuleFact, Signal
 from normfree.plan import Branch
+from normfree.report.tables import shorten_names
 
 SIMILAR = 4  # number of similar blocks that tell what is usual
 MOST = 0.75  # fraction of them that must agree
+# Root mean squares. Normalized images have 1, images in [0, 1] 0.3 to 0.7.
+INPUT_LARGE = 10.0  # bytes have 150
+SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
+LEAST_DROPPED = 1 - 1 / NOTICEABLE  # the noise, p / (1 - p) of the squared signal, is then nine times the signal
+
+
+class FactRule(NamedTuple):
+    """A finding for the first fact of a kind, or the last one, whose value is a fault; the kind may be the word."""
+
+    word: str
+    kind: str = ""
+    is_fault: Callable[[float], bool] = lambda _value: True
+    last: bool = False
+
+
+IN_PLACE = FactRule("input changed in place")
+LARGE_EMBEDDING = FactRule("embedding too large", "embedding", lambda size: INPUT_LARGE < size < math.inf)
+NORMALIZER_OF_ONE = FactRule("normalizer of one value")
+FACT_RULES = (
+    FactRule("dropout too strong", "dropout", lambda p: LEAST_DROPPED <= p < 1),
+    FactRule("{function} gate shut", "gate", lambda mean: mean < SHUT_GATE),
+    FactRule("{function} twice"),
+    FactRule("softmax of one value"),
+    FactRule("softmax over the batch"),
+    FactRule("softmax over the wrong axis"),
+    FactRule("mask of the wrong side", last=True),
+)
+AT_LAST = ("input ignored", "later positions seen", "targets not shifted")  # may be consequences of other faults
+RULED = {rule.word for rule in (IN_PLACE, NORMALIZER_OF_ONE, *FACT_RULES)}
+ELSEWHERE = {*RULED, *AT_LAST, "weights not registered", "epsilon too large", "attention masked out"}
+
+
+def fact_faults(signal: Signal, *rules: FactRule) -> Iterator[Finding]:
+    """The findings of some rules."""
+    for rule in rules:
+        facts = [f for f in signal.by_kind[rule.kind or rule.word] if rule.is_fault(f.value)]
+        places = list(dict.fromkeys(f.place for f in facts))
+        wanted = places[-1 if rule.last else 0] if places else None
+        yield from islice((finding_of(f, rule.word) for f in facts if f.place == wanted), 1)
+
+
+def finding_of(fact: Fact, word: str = "") -> Finding:
+    """The finding for a fact; `word` is its word, if that is not the kind of the fact."""
+    place = fact.place.removeprefix("before ")
+    spot = fact.place if fact.place.startswith("before") else f"at {fact.place}"
+    sizes: dict[str, Any] = dict.fromkeys(("value", "size", "p", "percent"), fact.value)
+    return finding(word or fact.kind, place, spot=spot, detail=fact.detail, function=fact.detail, **sizes)
+
+
+NOISY = 5.0  # squared difference of two passes over that of two samples
+
+
+def late_checks(signal: Signal) -> Iterator[Finding]:
+    """Inputs that a network with a sound signal ignores, or should not see."""
+    yield from (finding_of(fact) for fact in signal.facts if fact.kind in AT_LAST)
+
+
+def failed_checks(signal: Signal) -> Iterator[Finding]:
+    """The facts that are faults by themselves, and noise that is larger than the differences between samples."""
+    elsewhere = set(ELSEWHERE)
+    if signal.head.variation <= CONSTANT:
+        elsewhere |= {"samples mixed", "state between calls"}
+    if signal.head.confidence > SURE:
+        elsewhere |= {"samples left out"}
+    checks = [f for f in signal.facts if f.kind in FINDINGS and f.kind not in elsewhere]
+    for fact in sorted(checks, key=lambda f: list(FINDINGS).index(f.kind)):
+        yield finding_of(fact)
+    for fact in signal.by_kind["noise"]:
+        if fact.value > NOISY and fact.place:
+            yield finding_of(replace(fact, value=math.sqrt(fact.value)), "noise too strong")
 
 
 def unused_modules(signal: Signal) -> Iterator[Finding]:
     """Modules that take no part in the output although others like them do, and weights that no optimizer gets."""
-    if names := signal.graph.unregistered:
+    if names := [f.place for f in signal.by_kind["weights not registered"]]:
         yield finding("weights not registered", names[0], names=names)
     if unused := [name for name in signal.unused if not is_last_of_list(name, signal)]:
         yield finding("unused module", unused[0], names=unused, verb="are" if len(unused) > 1 else "is")
@@ -55,9 +131,9 @@ def unlike_modules(signal: Signal) -> Iterator[Finding]:
         yield finding("module shared and frozen", f.name, names=[f.same_as, f.name])
     alike: defaultdict[tuple[str, str], list[ModuleFact]] = defaultdict(list)
     for f in signal.modules:
-        alike[name_pattern(f.name), f.role].append(f)
+        alike[NUMBERS.sub("", f.name), f.role].append(f)
     for (pattern, role), facts in alike.items():
-        tied = [f for f in facts if role == "layer" and f.same_as and name_pattern(f.same_as) == pattern]
+        tied = [f for f in facts if role == "layer" and f.same_as and NUMBERS.sub("", f.same_as) == pattern]
         if tied and len(facts) > SIMILAR and len(facts) - 2 * len(tied) >= len(facts) / 2:
             yield finding("weights tied", tied[0].name, names=[tied[0].same_as, *(f.name for f in tied)])
         still = [f.name for f in facts if role == "normalizer" and not f.training]
@@ -71,7 +147,7 @@ def unusual_activation(signal: Signal) -> Iterator[Finding]:
     alike: defaultdict[str, list[ModuleFact]] = defaultdict(list)
     for f in signal.modules:
         if f.role == "activation":
-            alike[name_pattern(f.name)].append(f)
+            alike[NUMBERS.sub("", f.name)].append(f)
     for facts in alike.values():
         kinds = Counter(f.kind for f in facts)
         odd = [f for f in facts[1:-1] if kinds[f.kind] == 1]
@@ -81,13 +157,31 @@ def unusual_activation(signal: Signal) -> Iterator[Finding]:
             return
 
 
+def forgotten_skips(signal: Signal) -> Iterator[Finding]:
+    """Blocks without the residual sum that most blocks like them have."""
+    homes = Counter(b.home for b in signal.plan.branches)  # a loop adds several branches in one module
+    in_loops = {layer.name for b in signal.plan.branches if homes[b.home] >= SIMILAR for layer in b.layers}
+    inside = Counter(NUMBERS.sub("", name) for name in in_loops)
+    body = list(dict.fromkeys(layer.name for layer in signal.plan.body))
+    outside = Counter(NUMBERS.sub("", name) for name in body)
+    stray = [n for n in body if NUMBERS.search(n) and inside[NUMBERS.sub("", n)] >= 3 * outside[NUMBERS.sub("", n)]]
+    if signal.missing_sums:
+        add = "add nothing to their" if len(signal.missing_sums) > 1 else "adds nothing to its"
+        text = f"{shorten_names(signal.missing_sums)} {add} input, unlike others of the class"
+        also = ", or leaves f(x) out of it"
+        yield finding("forgotten skip", signal.missing_sums[0], names=signal.missing_sums, text=text, also=also)
+    elif stray and not signal.constant_sums:
+        stand = "stand" if len(stray) > 1 else "stands"
+        text = f"{shorten_names(stray)} {stand} in no branch, unlike the same layer of other blocks"
+        yield finding("forgotten skip", stray[0], names=stray, text=text, also=" there, or f does not read x")
+
+
 EQUAL_SHARE = 0.5  # of the filters of a layer that equal another one
 
 
 def faulty_weights(signal: Signal, zero_layer: str) -> Iterator[Finding]:
     """Normalizers of one value, layers of zeros outside of branches, frozen layers and equal filters."""
-    for name in signal.graph.single_norms[:1]:
-        yield finding("normalizer of one value", name)
+    yield from fact_faults(signal, NORMALIZER_OF_ONE)
     if zero_layer:
         yield finding("zero weights", zero_layer)
     if names := _frozen_among_others(signal):
@@ -110,7 +204,7 @@ def _frozen_among_others(signal: Signal) -> list[str]:
     """
     alike: defaultdict[str, list[LayerSignal]] = defaultdict(list)
     for layer in signal.layers:
-        alike[name_pattern(layer.name)].append(layer)
+        alike[NUMBERS.sub("", layer.name)].append(layer)
     found = []
     for layers in alike.values():
         learning = [i for i, layer in enumerate(layers) if not layer.frozen]
@@ -126,12 +220,12 @@ def find_zero_layer(signal: Signal, starts: set[str]) -> str:
         starts: The layers of `zero_starts`.
     """
     outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} - starts
-    return next((layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.name in outside), "")
+    return next((name for name in signal.zero_layers if name in outside), "")
 
 
 def zero_starts(signal: Signal) -> set[str]:
     """The layers whose weights are zero, but get a gradient, in a network whose output varies without them."""
-    if signal.unmeasured or not signal.head.variation > CONSTANT_OUTPUT:
+    if signal.unmeasured or not signal.head.variation > CONSTANT:
         return set()
     return {layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.gradient_norm > 0}
 
@@ -147,14 +241,14 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
     # In a chain of layers of one size, but not at the code of an autoencoder, whose size differs.
     chain = [layer for layer in signal.plan.body if not layer.gate]
     units = {layer.name: layer.units for layer in signal.layers}
-    patterns = Counter(name_pattern(layer.name) for layer in chain if layer.activated_in)
+    patterns = Counter(NUMBERS.sub("", layer.name) for layer in chain if layer.activated_in)
     without = [
         b.name
         for a, b in pairwise(chain)
         if not b.activated_in
         and units.get(a.name) == units.get(b.name)
-        and patterns[name_pattern(b.name)] >= SIMILAR
-        and name_pattern(a.name) == name_pattern(b.name)
+        and patterns[NUMBERS.sub("", b.name)] >= SIMILAR
+        and NUMBERS.sub("", a.name) == NUMBERS.sub("", b.name)
     ]
     active_in = patterns.total()
     simple = not signal.plan.branches and not recurrent and not any(layer.gate for layer in signal.plan.body)
@@ -162,7 +256,7 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
         yield finding("forgotten activation", without[0], names=without, others=active_in)
     alike: defaultdict[object, list[Branch]] = defaultdict(list)
     for b in signal.plan.branches:
-        alike[name_pattern(b.name), tuple(name_pattern(layer.name) for layer in b.layers), b.depth].append(b)
+        alike[NUMBERS.sub("", b.name), tuple(NUMBERS.sub("", layer.name) for layer in b.layers), b.depth].append(b)
     for branches in alike.values():
         # The first block of a list reads what stands before the list.
         first = {branches[0].name, *(b.name for b in branches if re.search(r"\b0\b", b.name))}
@@ -195,3 +289,48 @@ def dead_units(signal: Signal) -> Iterator[Finding]:
     if dead:
         worst = max(dead, key=lambda layer: layer.dead)
         yield finding("dead units", worst.name, percent=worst.dead, names=[layer.name for layer in dead])
+
+
+def faulty_functions(signal: Signal) -> Iterator[Finding]:
+    """Normalizers with a large epsilon, dropouts, shut gates, wrong softmaxes, and a function that follows itself."""
+    if swamped := signal.by_kind["epsilon too large"][::-1]:  # nodes come from the output to the input
+        names = list(dict.fromkeys(s.place for s in swamped))
+        first = swamped[0]
+        yield finding("epsilon too large", first.place, variance=first.value, eps=float(first.detail), names=names)
+    yield from fact_faults(signal, *FACT_RULES)
+    zero = [name.rpartition(".")[0] for name in signal.zero_layers]
+    masked = {f.place: f for f in signal.by_kind["attention masked out"] if f.place.rpartition(".")[0] not in zero}
+    for fact in islice(reversed(masked.values()), 1):
+        yield finding_of(fact)
+
+
+SATURATED = 1 / NOTICEABLE  # of the squared gradient that a function could pass; tanh of N(0, 5.3²) has it
+GATE = (0.1, 0.9)  # a sigmoid with a mean outside of this range is a gate, which may be nearly shut or open on purpose
+
+
+def saturated_functions(signal: Signal) -> Iterator[Finding]:
+    """Activations, gates and attentions that hardly pass a gradient; a gate counts only if it is shut."""
+
+    def is_saturated(f: Fact) -> bool:
+        gate = f.detail == "sigmoid" and not GATE[0] <= f.mean <= GATE[1]
+        return f.mean < SHUT_GATE if gate else f.value < SATURATED
+
+    if seen := [f for f in reversed(signal.by_kind["openness"]) if is_saturated(f)]:
+        names = list(dict.fromkeys(f.place for f in seen))
+        first = seen[0]
+        yield finding("saturated {function}", first.place, function=first.detail, names=names, value=first.value)
+
+
+LARGE_RADIUS = 1.05  # below, 70 steps do not make a factor of 1,000
+SMALL_RADIUS = 0.1  # of a recurrent weight, which forgets all but 99 % in a step; torch's default has 0.58
+
+
+def recurrences(signal: Signal) -> Iterator[Finding]:
+    """Recurrent weights that make the state explode or vanish with time."""
+    for s in signal.by_kind["recurrence"]:
+        explodes = s.detail == "relu" and s.value > LARGE_RADIUS and s.value ** (2 * signal.steps) >= LARGE
+        if explodes or (s.value < SMALL_RADIUS and signal.steps > 2):
+            large, does = ("large", "explodes") if explodes else ("small", "vanishes")
+            words = {"large": large, "does": does, "radius": s.value, "steps": signal.steps}
+            yield finding("recurrence too {large}", s.place, "exploding" if explodes else "vanishing", **words)
+            return

@@ -13,13 +13,14 @@ Reference: normdead, section 4.2 and Listing 1 (signal propagation plots).
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normfree.diagnostics.signals import Stats
 from normfree.nn.sharding import Key, by_device_and_type
@@ -27,6 +28,7 @@ from normfree.nn.sharding import Key, by_device_and_type
 HALF = (torch.bfloat16, torch.float16)
 # From this many values per sample and channel on, a GPU is twice as fast if each sample is reduced separately.
 SIDE_BY_SIDE = 512
+BYTES_PER_REDUCTION = 2**24  # of means per sample that are reduced over the batch together
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +46,20 @@ class ChannelMoments:
 def channel_dim(tensor: Tensor) -> int:
     """The default dimension of the channels: 2 for sequences (N, T, C), otherwise 1."""
     return 2 if tensor.dim() == 3 else 1
+
+
+def channels_after(layer: nn.Module | None, tensor: Tensor) -> int:
+    """The dimension of the channels at a sum: 1 after a convolution, the last after a linear layer.
+
+    It is the default one if the channels were moved between the layer and the sum.
+    """
+    dim, width = -1, 0
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        dim, width = 1, layer.out_channels
+    elif isinstance(layer, nn.Linear):
+        width = layer.out_features
+    stayed = tensor.dim() > 2 and tensor.shape[dim] == width
+    return dim % tensor.dim() if stayed else channel_dim(tensor)
 
 
 def moments(tensor: Tensor, channels: int | None = None) -> Stats:
@@ -104,6 +120,55 @@ def to_stats(every: Sequence[ChannelMoments]) -> list[Stats]:
     variances = np.add.reduceat(values[sum(sizes) :], starts)
     rows = zip(every, sizes, squares.tolist(), variances.tolist(), strict=True)
     return [Stats(s / size, v / size, math.sqrt((s + v) * m.count)) for m, size, s, v in rows]
+
+
+class MeasuredTensor(NamedTuple):
+    """A tensor, its moments, and the parts whose gradient is its gradient.
+
+    Keeping a reference prevents reuse of the tensor's address.
+    """
+
+    key: object
+    tensor: Tensor
+    moments: ChannelMoments
+    gradients: list[Any]
+
+
+class MomentStore(dict[Key, ChannelMoments]):
+    """Moments by key. A tensor that is measured several times in a row is reduced once."""
+
+    def __init__(self) -> None:
+        self.recent: deque[MeasuredTensor] = deque(maxlen=3)
+        self.waiting_bytes = 0
+
+    def measure(self, tensor: Tensor, channels: int) -> MeasuredTensor:
+        """Measure a tensor; a block's output is the next one's shortcut, and a sum hands its gradient on."""
+        key = (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), channels)
+        for measured in self.recent:
+            if measured.key == key:
+                return measured
+        found = channel_moments(tensor.detach(), channels)
+        if found.mean.dim() == 2:
+            self.waiting_bytes += found.mean.nbytes
+        self.recent.append(MeasuredTensor(key, tensor, found, []))
+        return self.recent[-1]
+
+    def store(self, key: Key, found: ChannelMoments) -> None:
+        """Store the moments, and reduce all over the batch if those that wait take much memory."""
+        self[key] = found
+        if self.waiting_bytes > BYTES_PER_REDUCTION:
+            self.reduce()
+
+    def reduce(self) -> None:
+        """Start the reductions over the batch that remain, without waiting for them."""
+        reduce_batch(self.values())
+        self.waiting_bytes = 0
+
+    def stats(self) -> dict[Key, Stats]:
+        """The statistics of all."""
+        every = list(dict.fromkeys(self.values()))
+        found = dict(zip(every, to_stats(every), strict=True))
+        return {key: found[moments] for key, moments in self.items()}
 
 
 @torch.no_grad()

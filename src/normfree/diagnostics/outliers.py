@@ -16,10 +16,9 @@ from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
-from normfree.diagnostics.blocks import name_pattern
 from normfree.diagnostics.findings import Finding, SignalStatus, finding
 from normfree.diagnostics.growth import NOTICEABLE, DepthPoint, bounded_exp
-from normfree.diagnostics.signals import Signal, SumSignal
+from normfree.diagnostics.signals import NUMBERS, Signal, SumSignal
 from normfree.report.tables import compact, shorten_names
 
 # Single blocks. At initialization, no network of this library whose signal is preserved, or grows as with batch norm,
@@ -232,11 +231,11 @@ def _kinds(signal: Signal) -> list[tuple[object, ...]]:
     if signal.plain:
         return [(s.normalized,) for s in signal.sums]  # a normalizer undoes the scale of its layer
     if len(branches) != len(signal.sums):
-        return [(name_pattern(s.name),) for s in signal.sums]
+        return [(NUMBERS.sub("", s.name),) for s in signal.sums]
     alternate = shapes_alternate(signal)
     shapes = [s.shape if alternate else () for s in signal.sums]
     return [
-        (name_pattern(b.name), b.depth, len(b.layers), len(b.entries), shape, b.shortcut, b.around is None)
+        (NUMBERS.sub("", b.name), b.depth, len(b.layers), len(b.entries), shape, b.shortcut, b.around is None)
         for b, shape in zip(branches, shapes, strict=True)
     ]
 

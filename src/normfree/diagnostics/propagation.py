@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.autograd_graph import GraphReader, overwritten_place
-from normfree.diagnostics.blocks import find_missing_sums
 from normfree.diagnostics.extra_passes import OpenQuestions, with_origin
 from normfree.diagnostics.input_output import (
     IgnoredInput,
@@ -28,22 +27,21 @@ from normfree.diagnostics.input_output import (
     broadcasts,
     check_loss,
     clear_type_errors,
-    cross_entropy,
     first_tensor,
     ignored_inputs,
     input_facts,
+    loss_of,
     output_facts,
-    own_loss,
     target_facts,
     unreachable_targets,
     watch_inputs,
 )
-from normfree.diagnostics.layer_signals import LayerWeights, learning_branches
-from normfree.diagnostics.signals import SURE, FailedCheck, OutputFacts, Signal
+from normfree.diagnostics.layer_signals import LayerWeights, learning_branches, module_facts, parameter_facts
+from normfree.diagnostics.signals import CONSTANT, SURE, Fact, OutputFacts, Signal
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
-from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, reshard_
+from normfree.nn.model_state import ModelParts, call_arguments, hooked, parts_of, preserve_model_state, reshard_
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.nn.sharding import is_sharded, whole
@@ -119,8 +117,8 @@ def _measure(
     with clear_type_errors(parts, (args, kwargs)):
         plan = plan_of(model, args or kwargs, plan, parts)
     weights = LayerWeights(parts, tuple(plan.layers()))
-    observer = SumObserver(parts.modules, plan)
     reader = GraphReader(parts)
+    observer = SumObserver(parts.modules, plan)
     given = input_facts((args, kwargs))  # before the model can write into them
     features: list[Tensor] = []
     read: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -132,13 +130,10 @@ def _measure(
         stack.enter_context(preserve_model_state(model, parts))
         stack.enter_context(_unfrozen(parts.parameters.values()))
         stack.enter_context(observer.observing())
-        if zero is not None:
-            handle = zero.register_forward_pre_hook(lambda _m, a: features.extend(a[:1]))
-            stack.callback(handle.remove)
-        for layer in {layer for both in readers.values() for layer in both}:
-            handle = parts.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
-            stack.callback(handle.remove)
-        missing = stack.enter_context(find_missing_sums(parts.modules, plan))
+        seen = {parts.modules[layer]: read[layer] for both in readers.values() for layer in both}
+        seen |= {} if zero is None else {zero: features}
+        hooks = {module: lambda _m, a, inputs=inputs: inputs.extend(a[:1]) for module, inputs in seen.items()}
+        stack.enter_context(hooked(hooks, before=True))
         gradients = stack.enter_context(weights.gradient_norms())
         (args, kwargs), watched = watch_inputs((args, kwargs)) if watch else ((args, kwargs), [])
         with clear_type_errors(parts, (args, kwargs)):
@@ -155,7 +150,7 @@ def _measure(
         size = _tensor_or_none(output)
         result = None if value is None else next(iter(starts))
         outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
-        graph = reader.read(size, result, outputs, [w.leaf for w in watched])
+        graph, functions = reader.read(size, result, outputs, [w.leaf for w in watched])
         by_sample = _gradients_by_sample(size if result is not None else None)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
@@ -163,9 +158,10 @@ def _measure(
             _backward(parts, starts)
         checks = (*_checks(watched, output, targets, loss), *_unseen_samples(by_sample))
         ignored = list(ignored_inputs(watched))
-    observer.finish()  # before the first wait for the device
+    observer.moments.reduce()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
     sums = observer.result(learning_branches(parts, plan, gradient_sizes))
+    missing = observer.missing_sums()
     head = OutputFacts() if size is None else output_facts(size, targets)
     signal = Signal(
         sums,
@@ -174,19 +170,19 @@ def _measure(
         math.nan if value is None else float(value),
         observer.plan,
         output=head.mean_square,
-        missing_sums=tuple(missing.skipped),
-        constant_sums=tuple(missing.constant),
+        missing_sums=tuple(name for name, constant in missing.items() if not constant),
+        constant_sums=tuple(name for name, constant in missing.items() if constant),
         inputs=given,
         head=head,
         half=observer.half,
         normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
-        classifier_bias=weights.largest_bias(plan.classifier),
         graph=graph,
+        facts=(*parameter_facts(parts, plan.classifier), *functions, *checks),
+        modules=module_facts(parts),
         unreachable=unreachable_targets(graph.output, size, targets),
         broadcast=broadcasts(size, targets, graph.loss),
         targets=target_facts(targets),
-        **weights.facts(gradient_sizes),
-        checks=checks,
+        **weights.gradient_facts(gradient_sizes),
         zero_loss=zero_loss,
         loss_cut=result is not None and (not result.requires_grad or _is_flat(by_sample, head)),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
@@ -248,9 +244,6 @@ def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
     return replace(signal, sums=sums, layers=layers, unmeasured=lost[0] if lost else "the output")
 
 
-CONSTANT = 1e-12  # variation over samples: no more than rounding
-
-
 def _open_questions(
     signal: Signal, parts: ModelParts, idle: list[str], ignored: list[IgnoredInput], *, silent: bool
 ) -> OpenQuestions | None:
@@ -266,9 +259,9 @@ def _open_questions(
     return OpenQuestions(ended, False, still, idle, ignored) if still or idle or ignored else None
 
 
-def _checks(watched: list[WatchedInput], output: Any, targets: Any, loss: Loss | None) -> tuple[FailedCheck, ...]:
+def _checks(watched: list[WatchedInput], output: Any, targets: Any, loss: Loss | None) -> tuple[Fact, ...]:
     """Whether the model wrote into its input, and the failed checks of a loss that the user gave."""
-    found = [FailedCheck("input changed in place", "the input")] if any(w.read._version for w in watched) else []
+    found = [Fact("input changed in place", "the input")] if any(w.read._version for w in watched) else []
     if loss is not None:
         with suppress(Exception):  # the loss wants another shape or range than it was tried with
             found += check_loss(loss, output, targets)
@@ -286,10 +279,10 @@ def _gradients_by_sample(output: Tensor | None) -> list[Tensor]:
 UNSEEN = 0.5  # of the samples whose output gets no gradient
 
 
-def _unseen_samples(by_sample: Sequence[Tensor]) -> tuple[FailedCheck, ...]:
+def _unseen_samples(by_sample: Sequence[Tensor]) -> tuple[Fact, ...]:
     """Whether the loss leaves out most samples."""
     share = float((by_sample[0] == 0).float().mean()) if by_sample else 0.0
-    return (FailedCheck("samples left out", "the loss", value=share),) if UNSEEN <= share < 1 else ()
+    return (Fact("samples left out", "the loss", value=share),) if UNSEEN <= share < 1 else ()
 
 
 def _is_flat(by_sample: Sequence[Tensor], head: OutputFacts) -> bool:
@@ -351,12 +344,12 @@ def _start(
     """
     value, zero_loss = None, math.nan
     starts: dict[Tensor, Tensor | None] = {}
-    own = own_loss(output) if targets is None and loss is None else None
-    if targets is not None or loss is not None or own is not None:
-        result = own if own is not None else (loss or cross_entropy)(output, targets)
+    result = loss_of(output, targets, loss)
+    if result is not None:
         value = result.detach()
-        if own is None and isinstance(output, Tensor):
-            zero_loss = float((loss or cross_entropy)(torch.zeros_like(output), targets))
+        if isinstance(output, Tensor):  # a model with a loss of its own returns more
+            zero = loss_of(torch.zeros_like(output), targets, loss)
+            zero_loss = math.nan if zero is None else float(zero)
         starts[result] = None  # reaches at least a classifier of zeros
         if not features:
             return starts, "", value, zero_loss

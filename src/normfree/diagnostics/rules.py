@@ -1,26 +1,40 @@
-"""The rules: which findings hold for the measured facts. `findings.py` has their words and remedies.
+"""The rules for the signal on its way: the input, the stem, the branches, the gradient, the output and the loss.
 
-`loss_rules.py` has those of the input, the output and the loss.
-
-The functions are pure, and each limit stands above its rule with its reason. Unless stated otherwise a limit is a
-ratio of variances or of second moments, not of standard deviations.
+`module_rules.py` has the rules for single modules and functions, `findings.py` the words and remedies. The functions
+are pure, and each limit stands above its rule with its reason. Unless stated otherwise a limit is a ratio of variances
+or of second moments, not of standard deviations.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
-from normfree.diagnostics.blocks import name_pattern
-from normfree.diagnostics.findings import FINDINGS, Finding, finding
-from normfree.diagnostics.growth import LARGE, NOTICEABLE, Direction
-from normfree.diagnostics.loss_rules import CONSTANT_OUTPUT, IN_PLACE
-from normfree.diagnostics.module_rules import SIMILAR
-from normfree.diagnostics.signals import SURE, Signal, Spot, Stats, SumSignal
-from normfree.report.tables import shorten_names
+from normfree.diagnostics.findings import Finding, SignalStatus, finding
+from normfree.diagnostics.growth import LARGE, LAYER_GAIN, NOTICEABLE, Direction
+from normfree.diagnostics.module_rules import INPUT_LARGE
+from normfree.diagnostics.signals import CONSTANT, Gain, InputFacts, Signal, Stats, SumSignal
+from normfree.report.tables import compact
+
+INPUT_OFFSET = 5.0  # mean over standard deviation; images in [0, 1] have 0.4 to 2.5
+INPUT_SMALL = 0.01  # root mean square; images that were divided by 255 twice have 0.002
+
+
+def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
+    """Numbers that are not finite, samples that are all alike, and a scale or offset far from 1 and 0."""
+    x = signal.inputs
+    if not x.finite:
+        yield finding("input not finite", "the input")
+    elif x.alike:
+        yield finding("input constant", "the input", mean=x.mean)
+    elif abs(x.mean) > INPUT_OFFSET * x.deviation:
+        yield finding("input not centred", "the input", mean=x.mean, deviation=x.deviation)
+    elif x.size < INPUT_SMALL or x.size > INPUT_LARGE:
+        note = "; bytes need a division by 255" if 50 < x.size < 256 and x.mean > 0 else ""
+        yield finding("input scale", "the input", size=x.size, note=note)
 
 
 def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
@@ -50,154 +64,86 @@ def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
         yield finding("not finite", signal.origin or "the output", text=text, where=where, why=why)
 
 
-def forgotten_skips(signal: Signal) -> Iterator[Finding]:
-    """Blocks without the residual sum that most blocks like them have."""
-    homes = Counter(b.home for b in signal.plan.branches)  # a loop adds several branches in one module
-    in_loops = {layer.name for b in signal.plan.branches if homes[b.home] >= SIMILAR for layer in b.layers}
-    inside = Counter(map(name_pattern, in_loops))
-    body = list(dict.fromkeys(layer.name for layer in signal.plan.body))
-    outside = Counter(map(name_pattern, body))
-    stray = [n for n in body if re.search(r"\d", n) and inside[name_pattern(n)] >= 3 * outside[name_pattern(n)]]
-    if signal.missing_sums:
-        add = "add nothing to their" if len(signal.missing_sums) > 1 else "adds nothing to its"
-        text = f"{shorten_names(signal.missing_sums)} {add} input, unlike others of the class"
-        also = ", or leaves f(x) out of it"
-        yield finding("forgotten skip", signal.missing_sums[0], names=signal.missing_sums, text=text, also=also)
-    elif stray and not signal.constant_sums:
-        stand = "stand" if len(stray) > 1 else "stands"
-        text = f"{shorten_names(stray)} {stand} in no branch, unlike the same layer of other blocks"
-        yield finding("forgotten skip", stray[0], names=stray, text=text, also=" there, or f does not read x")
+EMBEDDING_RATIO = 100.0  # of root mean squares: the smaller one has 1e-4 of the power of the larger
 
 
-SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
-LEAST_DROPPED = 1 - 1 / NOTICEABLE  # the noise, p / (1 - p) of the squared signal, is then nine times the signal
-
-
-def faulty_functions(signal: Signal) -> Iterator[Finding]:
-    """Normalizers with a large epsilon, dropouts, shut gates, wrong softmaxes, and a function that follows itself."""
-    graph = signal.graph
-    if swamped := graph.swamped[::-1]:  # nodes come from the output to the input
-        names = dict.fromkeys(s.place for s in swamped)
-        first = swamped[0]
+def small_embeddings(signal: Signal) -> Iterator[Finding]:
+    """An embedding that is drowned by another one."""
+    sizes = sorted((s for s in signal.by_kind["embedding"] if 0 < s.value < math.inf), key=lambda s: s.value)
+    if len(sizes) > 1 and sizes[-1].value > EMBEDDING_RATIO * sizes[0].value:
+        small, large = sizes[0], sizes[-1]
+        ratio = large.value / small.value
         yield finding(
-            "epsilon too large", first.place, variance=first.value, eps=float(first.function), names=list(names)
-        )
-    strong = (s for s in (*signal.dropouts, *graph.dropped) if LEAST_DROPPED <= s.value < 1)
-    for s in islice(strong, 1):
-        yield finding("dropout too strong", s.place, percent=s.value, p=s.value)
-    for s in islice((s for s in signal.gates if s.value < SHUT_GATE), 1):
-        yield finding("{function} gate shut", s.place, function=s.function, value=s.value)
-    for s in graph.doubled[:1]:
-        yield finding("{function} twice", s.place, function=s.function)
-    for place in graph.single_softmax[:1]:
-        yield finding("softmax of one value", place)
-    for place in graph.batch_softmax[:1]:
-        yield finding("softmax over the batch", place)
-    for place in graph.wrong_axis[:1]:
-        yield finding("softmax over the wrong axis", place)
-    for place in graph.future_only[-1:]:
-        yield finding("mask of the wrong side", place)
-    zero = [layer.name.rpartition(".")[0] for layer in signal.layers if layer.weight_norm == 0]
-    for place in islice((p for p in graph.uniform[::-1] if p.rpartition(".")[0] not in zero), 1):
-        yield finding("attention masked out", place)
-
-
-SATURATED = 1 / NOTICEABLE  # of the squared gradient that a function could pass; tanh of N(0, 5.3²) has it
-GATE = (0.1, 0.9)  # a sigmoid with a mean outside of this range is a gate, which may be nearly shut or open on purpose
-
-
-def saturated_functions(signal: Signal) -> Iterator[Finding]:
-    """Activations, gates and attentions that hardly pass a gradient."""
-    if seen := [s for s in reversed(signal.graph.openness) if _is_saturated(s)]:
-        names = list(dict.fromkeys(s.place for s in seen))
-        yield finding(
-            "saturated {function}", seen[0].place, function=seen[0].function, names=names, value=seen[0].value
+            "embedding too small", small.place, size=small.value, other=large.place, large=large.value, ratio=ratio
         )
 
 
-def _is_saturated(spot: Spot) -> bool:
-    """Whether a function hardly passes a gradient; a gate counts only if it is shut."""
-    if spot.function == "sigmoid" and not GATE[0] <= spot.mean <= GATE[1]:
-        return spot.mean < SHUT_GATE
-    return spot.value < SATURATED
+TARGETS_LARGE = 30.0  # root mean square, also over that of the output, which has about 1 at the start; bytes have 150
 
 
-LARGE_RADIUS = 1.05  # below, 70 steps do not make a factor of 1,000
-SMALL_RADIUS = 0.1  # of a recurrent weight, which forgets all but 99 % in a step; torch's default has 0.58
+def faults_of_the_targets(signal: Signal) -> Iterator[Finding]:
+    """Targets that are too large, and a loss that is a sum."""
+    y, head = signal.targets, signal.head
+    reached = math.sqrt(head.mean_square) * TARGETS_LARGE if head.mean_square > 1 else TARGETS_LARGE
+    if "float" in y.dtype and y.size > reached and not y.alike:
+        yield finding("targets scale", "the targets", size=y.size)
+    count = signal.zero_loss / math.log(head.classes) if head.classes > 1 and "NllLoss" in signal.graph.loss else 1.0
+    if count > 3 and abs(count - round(count)) < 1e-3 * count:
+        yield finding("loss is a sum", "the loss", count=round(count))
 
 
-def recurrences(signal: Signal) -> Iterator[Finding]:
-    """Recurrent weights that make the state explode or vanish with time."""
-    for s in signal.recurrences:
-        explodes = s.function == "relu" and s.value > LARGE_RADIUS and s.value ** (2 * signal.steps) >= LARGE
-        if explodes or (s.value < SMALL_RADIUS and signal.steps > 2):
-            large, does = ("large", "explodes") if explodes else ("small", "vanishes")
-            words = {"large": large, "does": does, "radius": s.value, "steps": signal.steps}
-            yield finding("recurrence too {large}", s.place, "exploding" if explodes else "vanishing", **words)
-            return
+def constant_targets(signal: Signal) -> Iterator[Finding]:
+    """Labels that are all the same; a float for all is the label of real images in an adversarial network."""
+    if signal.targets.alike and "int" in signal.targets.dtype:
+        yield finding("targets constant", "the targets", mean=signal.targets.mean)
 
 
-NOISY = 5.0  # squared difference of two passes over that of two samples
+BOUNDED = ("Sigmoid", "Hardsigmoid", "Tanh", "Hardtanh", "Softmax")
+UNREACHABLE = 0.1  # of the targets outside the range of the output
 
 
-def broken_invariants(signal: Signal) -> Iterator[Finding]:
-    """Checks of `invariants.py` that failed, and noise that is larger than the differences between samples."""
-    elsewhere = {*AT_LAST, IN_PLACE}
-    if signal.head.variation <= CONSTANT_OUTPUT:
-        elsewhere |= {"samples mixed", "state between calls"}
-    if signal.head.confidence > SURE:
-        elsewhere |= {"samples left out"}
-    for c in sorted(signal.checks, key=lambda c: list(FINDINGS).index(c.finding)):
-        if c.finding not in elsewhere:
-            place = c.place.removeprefix("before ")
-            yield finding(c.finding, place, spot=_where(c.place), detail=c.detail, value=c.value)
-    if signal.noise > NOISY and (place := signal.noise_place):
-        yield finding(
-            "noise too strong", place.removeprefix("before "), size=math.sqrt(signal.noise), spot=_where(place)
-        )
+def faults_of_the_loss(signal: Signal) -> Iterator[Finding]:
+    """An output that does not fit the loss or the targets."""
+    graph, loss = signal.graph, set(signal.graph.loss)
+    function, behind = graph.output.lower(), f"behind {graph.output_place}" if graph.output_place else "at the end"
+    words: dict[str, Any] = {"function": function, "behind": behind}
+    if "BinaryCrossEntropyWithLogits" in loss and graph.output in BOUNDED:
+        text = f"the output is already a {function}, and the loss takes a sigmoid of it"
+        yield finding("{function} before the loss", "the output", text=text, **words)
+    elif "LogSoftmax" in loss and graph.output in (*BOUNDED[:-1], "Relu"):
+        text = f"the output is a {function}, and the loss takes a softmax of it, which needs numbers of any size"
+        yield finding("{function} before the loss", "the output", text=text, **words)
+    elif {"NllLoss", "NllLoss2D"} & loss and not {"LogSoftmax", "Log"} & {*loss, graph.output}:
+        yield finding("logits without a softmax", "the output")
+    elif signal.unreachable > UNREACHABLE and "BinaryCrossEntropyWithLogits" not in loss:
+        yield finding("{function} on the output", "the output", percent=signal.unreachable, **words)
+    if graph.loss[:1] in BINARY_LOSSES and not _are_probabilities(signal.targets):
+        yield finding("targets no probabilities", "the targets", low=signal.targets.lowest, high=signal.targets.highest)
+    if signal.broadcast:
+        yield finding("shapes of output and targets", "the output")
 
 
-AT_LAST = ("input ignored", "later positions seen", "targets not shifted")  # may be consequences of other faults
+BINARY_LOSSES = (("BinaryCrossEntropy",), ("BinaryCrossEntropyWithLogits",))  # alone, without other terms
 
 
-DROWNED = 1 / 300  # of the variation over samples that is left behind one place; latent arrays leave 1/60
-BY_DESIGN = 1e-7  # of a branch over its shortcut: layer scales of 1e-6 leave 1e-12, and the sum shows its shortcut
+def _are_probabilities(targets: InputFacts) -> bool:
+    return math.isnan(targets.lowest) or (targets.lowest >= 0 and targets.highest <= 1)
 
 
-def drowned_samples(signal: Signal) -> Iterator[Finding]:
-    """A place behind which a constant, such as positions or a bias, is far larger than what differs by sample."""
-    before = signal.inputs.variation
-    for i, s in enumerate(signal.sums):
-        starts_small = not s.layer and s.branch.power < BY_DESIGN * s.shortcut.power
-        if not starts_small and 0 < s.variation < DROWNED * before:
-            stem = [layer.name for layer in signal.plan.stem if layer.name] if i == 0 else []
-            names = [*stem, s.name] if s.name not in stem else stem
-            yield finding("samples drowned", names[0], names=names, share=1 / s.variation)
-            return
-        before = s.variation if s.variation > 0 else before
+STEM_LARGE = LARGE  # second moment after the stem over that of the input; sound stems have 0.05 to 5
+STEM_SMALL = 1e-6  # the same; embeddings and patches drawn with a deviation of 0.02 have 1e-4
 
 
-ALIKE_TOKENS = 1e-3  # variation over the positions; sound networks have 0.03 or more
-
-
-def alike_tokens(signal: Signal) -> Iterator[Finding]:
-    """Blocks that make all positions of a sequence, or all nodes of a graph, alike."""
-    zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
-    measured = [s for s in signal.sums if s.name not in zero]
-    if measured and measured[0].token_variation > NOTICEABLE * ALIKE_TOKENS:
-        alike = (s for s in measured if s.token_variation < ALIKE_TOKENS)
-        for s in islice(alike, 1):
-            yield finding("tokens alike", s.name, value=s.token_variation)
-
-
-def sound_but_wrong(signal: Signal) -> list[Finding]:
-    """Inputs that a network with a sound signal ignores, or should not see."""
-    last = [finding(c.finding, c.place, detail=c.detail) for c in signal.checks if c.finding in AT_LAST]
-    return [*alike_tokens(signal), *last]
-
-
-def _where(place: str) -> str:
-    return place if place.startswith("before") else f"at {place}"
+def faults_of_the_stem(signal: Signal) -> Iterator[Finding]:
+    """A stem that scales the input far up or down."""
+    stem = [layer.name or "(model)" for layer in signal.plan.stem]
+    if not stem or not signal.sums or math.isnan(signal.inputs.size) or not signal.inputs.size:
+        return
+    first = signal.sums[0]
+    gain = (first.sum if first.layer else first.shortcut).power / signal.inputs.size**2
+    if gain >= STEM_LARGE or 0 < gain <= STEM_SMALL:
+        large, status = ("large", "exploding") if gain > 1 else ("small", "vanishing")
+        yield finding("stem scale", stem[0], status, size=math.sqrt(gain), names=stem, large=large)  # type: ignore[arg-type]
 
 
 CONSTANT_BRANCH = 1e-10  # variance relative to the squared mean; rounding of float32 leaves about 1e-14
@@ -214,7 +160,7 @@ def faulty_branches(signal: Signal, dead: Sequence[SumSignal]) -> Iterator[Findi
     for s in islice((s for s in dead if _is_constant(s.branch)), 1):
         constant = "" if s.branch.norm == 0 else "it only returns a constant; "
         yield finding("dead branch", s.name, constant=constant)
-    zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
+    zero = set(signal.zero_layers)
     names = list(signal.constant_sums) + [
         s.name
         for s, branch in zip(signal.sums, signal.plan.branches, strict=False)
@@ -235,7 +181,7 @@ TINY_SCALE = 1e-7  # root mean square of a vector of scales: below the rounding 
 def small_branches(signal: Signal) -> Iterator[Finding]:
     """Branches that are too small to change their sum: a gate that is shut, or scales below rounding."""
     shut = [s.name for s in signal.sums if 0 < s.branch.power < SHUT * s.shortcut.power]
-    tiny = [s.place for s in signal.scales if 0 < s.value < TINY_SCALE]
+    tiny = [s.place for s in signal.by_kind["scale"] if 0 < s.value < TINY_SCALE]
     if shut:
         yield finding("shut branch", shut[0], names=shut)
     elif tiny:
@@ -260,7 +206,7 @@ def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
     elif "Dropout" in kind:
         yield finding("dropout of everything", place, kind=kind, why="its probability is 1")
     elif "Norm" in kind:
-        if any(s.value == 0 and s.place == f"{place}.weight" for s in signal.scales):
+        if any(s.value == 0 and s.place == f"{place}.weight" for s in signal.by_kind["scale"]):
             yield finding("zero scale", place, names=[place])
             return
         why = "it normalizes groups of one value"
@@ -279,8 +225,7 @@ def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Ite
     if signal.loss_cut:
         yield finding("loss without a gradient", "the output")
         return
-    frozen = {layer.name for layer in signal.layers if layer.frozen}
-    if (cut := [name for name in signal.cut if name not in frozen]) and not place:
+    if (cut := [name for name in signal.cut if name not in signal.frozen_layers]) and not place:
         text = f"{cut[-1]} changes the output, but gets no gradient"
         also = ", or a mask of zeros (all padding) does, so that it does not learn"
         yield finding("gradient cut", cut[-1], text=text, spot=f"behind {cut[-1]}", also=also)
@@ -301,45 +246,114 @@ def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Ite
         yield finding("no signal", signal.origin, where=signal.origin)
     elif constant and signal.plain:
         yield finding("dead layer", place, behind=where)
-    elif zero := [s.place.rpartition(".")[0] for s in signal.scales if s.value == 0 and s.function == "norm"]:
+    elif zero := [s.place.rpartition(".")[0] for s in signal.by_kind["scale"] if s.value == 0 and s.detail == "norm"]:
         yield finding("zero scale", zero[0], names=zero)
     else:
         also = ", or a ReLU that is never positive or a factor of zero does"
         yield finding("gradient cut", place, text="", spot=f"between {place} and {where}", also=also)
 
 
-# The part of the first block's signal that is left on the shortcut if a normalizer follows every sum: 1e-1 with 6
-# encoder layers, 1e-3 with 12 and 1e-6.5 with 24, which need a warm-up; 1e-14 with 48, which hardly train.
-POST_NORM_LEFT = 1e-9
-POST_NORM_SUMS = 72  # from 36 layers on, narrow ones with 1e-3 hardly train either
-POST_NORM_DEEP = 1e-2  # the part that is too small with so many sums
-POST_NORM_SAME = 0.02  # relative difference of second moments after a normalizer, which are 1 at the start
+DROWNED = 1 / 300  # of the variation over samples that is left behind one place; latent arrays leave 1/60
+BY_DESIGN = 1e-7  # of a branch over its shortcut: layer scales of 1e-6 leave 1e-12, and the sum shows its shortcut
 
 
-def before_normalizers(signal: Signal) -> str:
-    """The first sum, if normalizers follow all others, but not its small input, which says nothing about depth."""
-    main = [s for s in signal.sums if s.around is None]
-    powers = [s.shortcut.power for s in main[1:]]
-    same = all(abs(p - powers[-1]) <= POST_NORM_SAME * p for p in powers)
-    return main[0].name if len(powers) >= SIMILAR and same and powers[0] > NOTICEABLE * main[0].sum.power else ""
+def drowned_samples(signal: Signal) -> Iterator[Finding]:
+    """A place behind which a constant, such as positions or a bias, is far larger than what differs by sample."""
+    before = signal.inputs.variation
+    for i, s in enumerate(signal.sums):
+        starts_small = not s.layer and s.branch.power < BY_DESIGN * s.shortcut.power
+        if not starts_small and 0 < s.variation < DROWNED * before:
+            stem = [layer.name for layer in signal.plan.stem if layer.name] if i == 0 else []
+            names = [*stem, s.name] if s.name not in stem else stem
+            yield finding("samples drowned", names[0], names=names, share=1 / s.variation)
+            return
+        before = s.variation if s.variation > 0 else before
 
 
-def deep_post_norm(signal: Signal) -> Iterator[Finding]:
-    """A normalizer after every sum, so that the shortcut forgets the early blocks."""
-    main = [s for s in signal.sums if s.around is None and not s.layer and not s.transition]
-    powers = [s.shortcut.power for s in main[1:]]
-    sums = [s.sum.power for s in main]
-    if 2 * len(signal.plan.body) >= len(main):
-        return  # layers stand between the sums, which is no post-norm
-    if len(powers) < 4 or not all(0 < p < math.inf for p in (*powers, *sums)):
-        return
-    if not all(0.5 < s.sum.power / (s.shortcut.power + s.branch.power) < 2 for s in main[1:]):
-        return  # the shortcut or the branch is scaled in the sum
-    middle = sorted(powers)[len(powers) // 2]
-    same = sum(abs(p / middle - 1) <= POST_NORM_SAME for p in powers)
-    changed = sum(abs(p / s - 1) > POST_NORM_SAME for p, s in zip(powers, sums, strict=False))
-    if same < 0.9 * len(powers) or changed < 0.5 * len(powers):
-        return
-    left = sum(math.log10(p / s) for p, s in zip(powers, sums[1:], strict=True))
-    if left <= math.log10(POST_NORM_DEEP if len(main) >= POST_NORM_SUMS else POST_NORM_LEFT):
-        yield finding("deep post-norm ({sums} sums)", "", sums=len(main), left=f"{left:.0f}")
+ALIKE_TOKENS = 1e-3  # variation over the positions; sound networks have 0.03 or more
+
+
+def alike_tokens(signal: Signal) -> Iterator[Finding]:
+    """Blocks that make all positions of a sequence, or all nodes of a graph, alike."""
+    zero = set(signal.zero_layers)
+    measured = [s for s in signal.sums if s.name not in zero]
+    if measured and measured[0].token_variation > NOTICEABLE * ALIKE_TOKENS:
+        alike = (s for s in measured if s.token_variation < ALIKE_TOKENS)
+        for s in islice(alike, 1):
+            yield finding("tokens alike", s.name, value=s.token_variation)
+
+
+OUTPUT_LARGE = 1e6  # second moment of the output over that of the last block
+CLASSIFIER_GAIN = 100.0  # the same, above which a high first loss is the classifier's; sound ones have 0.01 to 3
+ZERO_LOSS = 4.0  # times the loss of an output of zeros, if that is a binary cross-entropy
+FIRST_LOSS = 4.0  # times log C plus 5; MNASNet starts at 12 with 10 classes
+DRIFTED_LOSS = 2.0  # times log C plus 2: a drift of the forward signal shows at the output
+LARGE_BIAS = 5.0  # of one class above the mean of all biases; torch draws them below 1
+
+
+def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Finding]:
+    """An output that is too large, constant, saturated or already a probability, and a first loss far above log C.
+
+    The limit of the loss is lower if the forward signal drifts.
+    """
+    head, classifier = signal.head, [layer.name for layer in signal.plan.classifier]
+    power = signal.sums[-1].sum.power
+    grown = head.mean_square / power if power > 0 else math.nan
+    log_classes = math.log(head.classes) if head.classes else math.nan
+    with_loss = not math.isnan(signal.loss)
+    # Any loss can be compared with its own value for zeros, but only a cross-entropy with log C.
+    built_in = signal.graph.loss[:1] in (("NllLoss",), ("NllLoss2D",)) and "float" not in signal.targets.dtype
+    chance = signal.zero_loss if "NllLoss" in signal.graph.loss and signal.zero_loss > 0 else log_classes
+    limit = DRIFTED_LOSS * chance + 2 if drifting else FIRST_LOSS * chance + 5
+    first_loss = head.chance_loss if classifier and not with_loss else math.nan
+    if built_in:
+        first_loss = signal.loss
+    elif "BinaryCrossEntropyWithLogits" in signal.graph.loss and signal.zero_loss > 0:
+        first_loss, limit = signal.loss, ZERO_LOSS * signal.zero_loss
+    elif with_loss and signal.zero_loss > 0 and head.mean_square > NOTICEABLE * max(1.0, signal.targets.size**2):
+        first_loss, limit = signal.loss, NOTICEABLE * signal.zero_loss
+    zero = set(signal.zero_layers)
+    if head.probabilities and with_loss and head.classes:
+        yield finding("softmax before the loss", "the output")
+    elif first_loss > limit or (grown >= OUTPUT_LARGE and not head.mean_square <= NOTICEABLE * signal.targets.size**2):
+        yield _large_output(signal, grown, first_loss, log_classes)
+    elif head.variation <= CONSTANT and head.mean_square > 0 and not signal.inputs.alike and not zero & set(classifier):
+        yield finding("constant output", "the output")
+
+
+def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: float) -> Finding:
+    """The reason for a high first loss or a large output: a bias, a layer before the classifier, or the classifier."""
+    head, classifier = signal.head, [layer.name for layer in signal.plan.classifier]
+    gains = {g.name: g.factor for g in signal.gains}
+    classifier.sort(key=lambda name: -gains.get(name, 0.0))
+    place, names = classifier[0] if classifier else "the output", classifier or ["the last layer"]
+    binary = "BinaryCrossEntropyWithLogits" in signal.graph.loss
+    chance = f"with zeros it is {compact(signal.zero_loss)}"
+    if {"NllLoss", "NllLoss2D"} & set(signal.graph.loss) or math.isnan(signal.zero_loss):
+        chance = f"by chance it is log {head.classes} = {compact(log_classes)}"
+    numbers = "" if math.isnan(first_loss) else f"the first loss is {compact(first_loss)}, {chance}"
+    sure = f"; the softmax is saturated ({head.confidence:.3f} for the likeliest class)" * (head.confidence > 0.9)
+    large = f"; the output is ×{compact(math.sqrt(grown))} as large as the signal there" * (grown >= OUTPUT_LARGE)
+    text = f"{numbers}{sure}{large}" if numbers and head.classes else large.removeprefix("; ")
+    status: SignalStatus = "exploding" if grown >= OUTPUT_LARGE else "faulty"
+    if binary and any(f.value > 1 for f in signal.by_kind["bias"]):
+        return finding("prior of the wrong sign", place, status, text=text, names=names)
+    bias = max((f.value for f in signal.by_kind["largest bias"]), default=0.0)
+    if bias >= LARGE_BIAS and head.favourite >= 0:
+        return finding("classifier bias", place, status, text=text, names=names, bias=bias, favourite=head.favourite)
+    cause = "classifier scale" if grown > CLASSIFIER_GAIN or not head.classes else "first loss"
+    if cause == "first loss" and (layer := _largest_gain(signal)):
+        text = f"{layer.name} multiplies the signal by {compact(math.sqrt(layer.factor))}; {text}"
+        remedy = f"look at {layer.name}: its weights or its scale are too large; {numbers}{sure}"
+        words = {"block": "layer", "large": "large"}
+        return finding("{block} too {large}", layer.name, status, text=text, remedy=remedy, **words)
+    return finding(
+        cause, place, status, text=text, names=names, why=f"; {numbers}{sure}" if numbers and head.classes else ""
+    )
+
+
+def _largest_gain(signal: Signal) -> Gain | None:
+    """The module before the classifier that makes the signal larger than any other, if it does so by far."""
+    last = {layer.name for layer in signal.plan.classifier}
+    gains = [g for g in signal.gains if g.factor >= LAYER_GAIN and not g.normalized and g.name not in last]
+    return max(gains, key=lambda g: g.factor, default=None)

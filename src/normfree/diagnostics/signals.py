@@ -7,10 +7,15 @@ follow from others are computed once, when a record is made.
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normfree.plan import ResidualPlan
+
+NUMBERS = re.compile(r"\d+")  # in the names of modules and sums; without them, the names of repeated blocks are equal
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ class InputFacts:
         object.__setattr__(self, "size", math.hypot(self.mean, self.deviation))
 
 
+CONSTANT = 1e-12  # variance over the batch relative to the second moment: no more than rounding
 SURE = 0.9  # a mean of the largest probability, above which the gradient of a cross-entropy may be rounded to zero
 
 
@@ -149,75 +155,51 @@ class OutputFacts:
 
 
 @dataclass(frozen=True)
-class Spot:
-    """A function at a place, a number about it, and the mean of its output."""
+class Fact:
+    """Something about one place of a model.
 
-    function: str
+    A fact whose kind is the word of a finding, in `findings.py`, is a fault: something that holds for every sound
+    model does not hold for this one. `FACT_RULES` in `module_rules.py` lists the other kinds that are a fault if their
+    value is in a certain range.
+
+    Attributes:
+        kind: The word of a finding, or 'bias' and 'largest bias' of the classifier, 'dropout', 'embedding', 'gate',
+            'noise', 'recurrence', 'scale', or 'openness' for a function that can be saturated.
+        place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
+        detail: A name or a few words, such as the function or the gate.
+        value: The number: a root mean square (bias, embedding, scale), a probability (dropout), the mean of the sigmoid
+            of the biases (gate), the largest eigenvalue (recurrence), the squared difference of two passes over that of
+            two samples (noise), or the mean square of the derivative relative to the largest possible one (openness).
+        mean: The mean of the output of a function.
+    """
+
+    kind: str
     place: str
+    detail: str = ""
     value: float = math.nan
     mean: float = math.nan
 
 
 @dataclass(frozen=True)
-class FailedCheck:
-    """Something that holds for every sound model, and not for this one.
-
-    Attributes:
-        finding: The word for it in `findings.py`.
-        place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
-        detail: A name or a few words for the text of the finding.
-        value: A number for it.
-    """
-
-    finding: str
-    place: str
-    detail: str = ""
-    value: float = math.nan
-
-
-@dataclass(frozen=True)
 class GraphFacts:
-    """Facts about the functions of a forward pass.
+    """The functions of a forward pass.
 
     Attributes:
-        openness: For each tanh, sigmoid and attention, the mean square of its derivative relative to the largest
-            possible one.
-        single_softmax: The layers whose output goes through a softmax over one value.
-        batch_softmax: The layers behind which a softmax runs over the samples of the batch.
-        doubled: The sigmoids and softmaxes that read the output of the same function.
-        swamped: The normalizers whose epsilon is 1,000 times the variance; `function` is the epsilon.
-        single_norms: The group and layer norms whose groups are single values, which become zero.
-        wrong_axis: The layers behind which attention weights do not add up to 1 over the positions that they weigh.
-        uniform: The layers behind which attention weights are all exactly equal.
-        future_only: The layers behind which every position attends to later positions only.
-        dropped: The factors that are zero or 1 / (1 - p), as those of a dropout, and their share of zeros.
         nonlinear: Whether a function is neither linear nor a normalizer.
         activation: The most frequent activation function.
-        unregistered: The places where weights stand that are not parameters of the model, such as a list of layers.
         output: The function that made the output, such as 'Sigmoid'; '' if it is not known.
         output_place: The layer before it.
         loss: The functions between the loss and the output.
-        custom: The functions with a derivative that the user wrote (`torch.autograd.Function`).
+        custom: Whether a function has a derivative that the user wrote (`torch.autograd.Function`).
         reached: The parameters that any output depends on.
     """
 
-    openness: tuple[Spot, ...] = ()
-    single_softmax: tuple[str, ...] = ()
-    batch_softmax: tuple[str, ...] = ()
-    doubled: tuple[Spot, ...] = ()
-    swamped: tuple[Spot, ...] = ()
-    unregistered: tuple[str, ...] = ()
-    single_norms: tuple[str, ...] = ()
-    wrong_axis: tuple[str, ...] = ()
-    uniform: tuple[str, ...] = ()
-    future_only: tuple[str, ...] = ()
-    dropped: tuple[Spot, ...] = ()
     nonlinear: bool = False
     activation: str = ""
     output: str = ""
     output_place: str = ""
     loss: tuple[str, ...] = ()
-    custom: tuple[str, ...] = ()
+    custom: bool = False
     reached: frozenset[str] = frozenset()
 
 
@@ -284,32 +266,26 @@ class Signal:
             there is none.
         origin_kind: The class of that module.
         cut: The last layers outside of branches that change the output although they get no gradient.
-        scales: The root mean square of each vector of scales and of each single number among the parameters.
         half: Whether the network computes in float16.
         normalized: Whether there is a normalizer for at least every second weight layer.
-        classifier_bias: The largest bias of the classifier above the mean of its biases.
         graph: The functions of the forward pass.
         unreachable: The fraction of the targets that the last function of the network cannot return.
         broadcast: Whether output and targets differ in shape, so that the loss compares every sample with every other.
-        biases: The root mean square of each layer's bias.
-        gates: The gates of recurrent layers, such as 'forget', and the mean of the sigmoid of their biases.
-        dropouts: The dropouts that are on, and their probabilities.
-        embeddings: The embeddings, and their root mean squares.
         targets: The targets, if they are a tensor.
         zero_loss: The loss of an output of zeros, NaN if it is not known.
         modules: The innermost modules, and those that stand in a list twice.
-        recurrences: The recurrent layers with one weight, their activation, and the weight's largest eigenvalue.
         steps: The length of the input's second dimension.
         frozen_in_use: Whether every parameter with a gradient is frozen.
         idle: The modules with a parameter that requires a gradient, if all parameters with one are frozen.
-        checks: The checks of the inputs, of the loss and of `invariants.py` that failed.
-        noise: The squared difference of two passes over that of two samples, if the signal was looked at again.
-        noise_place: Where the noise begins, in the way of `checks`.
+        facts: The facts about single places, and the checks that failed.
         loss_cut: Whether the loss has no gradient at all, or one of zero at the output.
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
         plain: Whether the network has no residual sums, and was measured at its weight layers.
+        by_kind: The facts of each kind.
+        zero_layers: The layers whose weights are all zero.
+        frozen_layers: The layers whose weights require no gradient.
     """
 
     sums: tuple[SumSignal, ...]
@@ -327,36 +303,36 @@ class Signal:
     origin: str = ""
     origin_kind: str = ""
     cut: tuple[str, ...] = ()
-    scales: tuple[Spot, ...] = ()
     half: bool = False
     normalized: bool = False
-    classifier_bias: float = 0.0
     graph: GraphFacts = field(default_factory=GraphFacts)
     unreachable: float = 0.0
     broadcast: bool = False
-    biases: tuple[Spot, ...] = ()
-    gates: tuple[Spot, ...] = ()
-    dropouts: tuple[Spot, ...] = ()
-    embeddings: tuple[Spot, ...] = ()
     targets: InputFacts = field(default_factory=InputFacts)
     zero_loss: float = math.nan
     modules: tuple[ModuleFact, ...] = ()
-    recurrences: tuple[Spot, ...] = ()
     steps: int = 0
     frozen_in_use: bool = False
     idle: tuple[str, ...] = ()
-    checks: tuple[FailedCheck, ...] = ()
-    noise: float = 0.0
-    noise_place: str = ""
+    facts: tuple[Fact, ...] = ()
     loss_cut: bool = False
     unused: tuple[str, ...] = ()
     gains: tuple[Gain, ...] = ()
     gradient_origin: str = ""
     gradient_function: str = ""
     plain: bool = field(init=False, compare=False)
+    by_kind: Mapping[str, list[Fact]] = field(init=False, compare=False)
+    zero_layers: tuple[str, ...] = field(init=False, compare=False)
+    frozen_layers: tuple[str, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        by_kind: defaultdict[str, list[Fact]] = defaultdict(list)
+        for fact in self.facts:
+            by_kind[fact.kind].append(fact)
+        object.__setattr__(self, "by_kind", by_kind)
         object.__setattr__(self, "plain", bool(self.sums) and self.sums[0].layer)
+        object.__setattr__(self, "zero_layers", tuple(s.name for s in self.layers if s.weight_norm == 0))
+        object.__setattr__(self, "frozen_layers", tuple(s.name for s in self.layers if s.frozen))
 
     def series(self, part: str, statistic: str = "variance") -> list[float]:
         """List one statistic over all sums.

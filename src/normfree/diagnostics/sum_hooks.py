@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.blocks import place_names
-from normfree.diagnostics.moments import (
-    ChannelMoments,
-    channel_dim,
-    channel_moments,
-    concatenate,
-    reduce_batch,
-    to_stats,
-    variations,
-)
-from normfree.diagnostics.signals import Stats, SumSignal
+from normfree.diagnostics.moments import MomentStore, channels_after, concatenate, variations
+from normfree.diagnostics.signals import NUMBERS, Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
@@ -31,34 +22,10 @@ from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 
 SumPart = tuple[str, str]  # the name of a branch, and which of its tensors
-BYTES_PER_REDUCTION = 2**24  # of means per sample that are reduced over the batch together
 MISSING = Stats(math.nan, math.nan, math.nan)
 ZERO = Stats(0.0, 0.0, 0.0)
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-
-
-class _MeasuredTensor(NamedTuple):
-    """A tensor, its moments, and the parts whose gradient is its gradient.
-
-    Keeping a reference prevents reuse of the tensor's address.
-    """
-
-    key: object
-    tensor: Tensor
-    moments: ChannelMoments
-    gradients: list[SumPart]
-
-
-class _Channels(NamedTuple):
-    """The dimension and the number of the channels that the last layer of a branch returns."""
-
-    dim: int
-    width: int
-
-    def of(self, tensor: Tensor) -> int:
-        """The channels' dimension at the sum: the layer's, unless they were moved on the way."""
-        stayed = tensor.dim() > 2 and tensor.shape[self.dim] == self.width
-        return self.dim % tensor.dim() if stayed else channel_dim(tensor)
+FIRSTS = 3  # blocks that begin a list and have no sum: a design, as in networks with a skip from the second block on
 
 
 class SumObserver(Observer):
@@ -81,10 +48,8 @@ class SumObserver(Observer):
             )
         self._points = list(plan.branches)
         self._labels = place_names(plan)
-        self._channels = {b.name: _channels(b, modules) for b in plan.branches}
         self.homes = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
-        self._moments: dict[SumPart, ChannelMoments] = {}
-        self._waiting_bytes = 0
+        self.moments: MomentStore[SumPart] = MomentStore()
         self._awaited: set[SumPart] = set()
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._variations: dict[str, Tensor] = {}
@@ -92,8 +57,8 @@ class SumObserver(Observer):
         self._without_gradient: list[Branch] = []
         self._trained = _trained_modules(modules)
         self._latest_layer: list[tuple[Branch, Tensor]] = []
+        self._same_shape: dict[str, bool] = {}  # modules without a sum, and whether they add a constant
         self._hooked_parts: dict[SumPart, list[SumPart]] = {}
-        self._recent: deque[_MeasuredTensor] = deque(maxlen=3)
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -102,25 +67,35 @@ class SumObserver(Observer):
             self._hook_residuals()
             if not self.plan.branches:
                 self._hook_layers()
+            self._hook_blocks_without_sums()
             with self.following(self._followed()):
                 yield
         finally:
-            self._recent.clear()  # tensors hold hooks, which hold this
+            self.moments.recent.clear()  # tensors hold hooks, which hold this
             self._hooked_parts.clear()
             self._latest_layer.clear()
             self.remove_hooks()
 
     def _hook_residuals(self) -> None:
         """Hook our own residual modules, whose submodules return the operands and which return the sum."""
+
+        def hook(part: str, branches: list[Branch]) -> Callable[..., None]:
+            calls = iter(branches)
+
+            def measure(_m: nn.Module, _a: Any, out: Any) -> None:
+                if branch := next(calls, None):
+                    self._measure(branch, part, out)
+
+            return measure
+
         by_home: dict[str, list[Branch]] = {}
         for b in self.plan.branches:
             by_home.setdefault(b.home, []).append(b)
         for home, branches in by_home.items():
             module = self.modules[home]
             if isinstance(module, Residual):
-                calls = Counter[str]()
                 for part, source in (("shortcut", module.a), ("branch", module.beta), ("sum", module)):
-                    self.add_hook(source._forward_hooks, self._residual_hook(part, branches, calls))
+                    self.add_hook(source._forward_hooks, hook(part, branches))
 
     def _hook_layers(self) -> None:
         """Hook the hidden weight layers of a network without sums; each call of a layer is a point of its own.
@@ -161,7 +136,6 @@ class SumObserver(Observer):
                 self._labels[point.name] = point.name if calls[name] > 1 else name
                 if calls[name] == 2:
                     self._labels[f"{name}#1"] = f"{name}#1"
-                self._channels[point.name] = _channels(point, self.modules)
                 self._measure(point, "sum", tensor)
                 latest[:] = [(point, tensor)]
 
@@ -178,13 +152,45 @@ class SumObserver(Observer):
             if isinstance(module, NORM_TYPES):
                 self.add_hook(module._forward_hooks, behind_normalizer)
 
-    def _residual_hook(self, part: str, branches: list[Branch], calls: Counter[str]) -> Callable[..., None]:
-        def hook(_m: nn.Module, _a: Any, out: Any) -> None:
-            if calls[part] < len(branches):
-                self._measure(branches[calls[part]], part, out)
-            calls[part] += 1
+    def _hook_blocks_without_sums(self) -> None:
+        """Look at the modules without a sum that are like others with one, and return the shape that they get.
 
-        return hook
+        Modules are alike if they have the same class, and the same name but for numbers.
+        """
+        blocks = [name for name in self._labels.values() if name in self.modules]  # in a loop of another forward pass
+        homes = {b.home for b in self.plan.branches} | {
+            n for n in blocks if any(True for _ in self.modules[n].children())
+        }
+        layers = [(b, layer.name) for b in self.plan.branches for layer in b.layers]
+        inside = {p for b, name in layers for p in _prefixes(name) if len(p) > len(b.home)}
+        self._kinds = {n: (NUMBERS.sub("", n), type(m)) for n, m in self.modules.items() if n}
+        self._with_sum = Counter(self._kinds[home] for home in homes if home in self._kinds)
+        self._firsts = Counter(kind for n, kind in self._kinds.items() if n.endswith(".0") and n not in homes)
+
+        def hook(name: str) -> Callable[..., None]:
+            def compare(_m: nn.Module, args: Any, out: Any) -> None:
+                if args and isinstance(args[0], Tensor) and isinstance(out, Tensor) and args[0].shape == out.shape:
+                    self._same_shape[name] = _adds_constant(args[0].detach(), out.detach())
+
+            return compare
+
+        for name, kind in self._kinds.items():
+            if self._with_sum[kind] and name not in homes and name not in inside:
+                self.add_hook(self.modules[name]._forward_hooks, hook(name))
+
+    def missing_sums(self) -> dict[str, bool]:
+        """The blocks without a sum although most like them have one, and whether they add a constant instead.
+
+        Several first blocks of lists without one are a design.
+        """
+        without = Counter(self._kinds[name] for name in self._same_shape)
+        found = {}
+        for name, constant in self._same_shape.items():
+            kind = self._kinds[name]
+            by_design = name.endswith(".0") and self._firsts[kind] >= FIRSTS
+            if self._with_sum[kind] > without[kind] and not by_design:
+                found[name] = constant
+        return found
 
     def _followed(self) -> dict[str, nn.Module]:
         """The modules to track: homes of sums that are not ours, and everything inside them."""
@@ -215,14 +221,15 @@ class SumObserver(Observer):
         if part == "sum":
             self._shapes[branch.name] = tuple(tensor.shape)
             self._variations[branch.name] = variations(tensor)
-        channels = self._channels[branch.name].of(tensor)
+        last = self.modules.get(branch.ends[-1].name) if branch.layers else None
+        channels = channels_after(last, tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
                 f"expected at least two values per channel at '{self._labels[branch.name]}', got one "
                 f"(shape {tuple(tensor.shape)}), which has no variance; use a larger batch"
             )
-        measured = self._measure_once(tensor, channels)
-        self._store((branch.name, part), measured.moments)
+        measured = self.moments.measure(tensor, channels)
+        self.moments.store((branch.name, part), measured.moments)
         gradient_part = (branch.name, part + "_gradient")
         if not tensor.requires_grad:
             if part == "sum":
@@ -238,34 +245,15 @@ class SumObserver(Observer):
         self._hooked_parts[gradient_part] = parts
 
         def backward(gradient: Tensor) -> None:
-            moments = self._measure_once(gradient, channels).moments
+            found = self.moments.measure(gradient, channels).moments
             for part in parts:
-                self._store(part, moments)
+                self.moments.store(part, found)
 
         tensor.register_hook(backward)
 
-    def _measure_once(self, tensor: Tensor, channels: int) -> _MeasuredTensor:
-        """The moments of a tensor; a block's output is the next one's shortcut, and a sum hands its gradient on."""
-        key = (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), channels)
-        for measured in self._recent:
-            if measured.key == key:
-                return measured
-        moments = channel_moments(tensor.detach(), channels)
-        if moments.mean.dim() == 2:
-            self._waiting_bytes += moments.mean.nbytes
-        measured = _MeasuredTensor(key, tensor, moments, [])
-        self._recent.append(measured)
-        return measured
-
-    def _store(self, part: SumPart, moments: ChannelMoments) -> None:
-        self._moments[part] = moments
-        if self._waiting_bytes > BYTES_PER_REDUCTION:
-            reduce_batch(self._moments.values())
-            self._waiting_bytes = 0
-
     def are_zero(self, branches: Iterable[str]) -> bool:
         """Whether the output of each of these branches was exactly zero."""
-        measured = [self._moments.get((name, "branch")) for name in branches]
+        measured = [self.moments.get((name, "branch")) for name in branches]
         return all(m is not None and not m.mean.any() and not m.variance.any() for m in measured)
 
     def leave_out_head(self, output: Tensor | None) -> None:
@@ -299,22 +287,16 @@ class SumObserver(Observer):
                 "none; write its layers as modules (nn.Linear, nn.Conv2d, nn.LSTM) and call them"
             )
 
-    def finish(self) -> None:
-        """Start the reductions that remain, without waiting for them."""
-        reduce_batch(self._moments.values())
-
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
         """The signal at every sum of the plan; `alive` names the branches that learn."""
-        unseen = [self._labels[b.name] for b in self._points if (b.name, "sum") not in self._moments]
+        unseen = [self._labels[b.name] for b in self._points if (b.name, "sum") not in self.moments]
         if unseen:
             raise ValueError(
                 f"expected a forward pass through every residual sum of the plan, got none through {unseen[0]} "
                 f"({len(unseen)} of {len(self._points)}); use evaluation mode (--eval) where blocks are "
                 "dropped at random, or in Python, pass a plan of the executed blocks"
             )
-        every = list(dict.fromkeys(self._moments.values()))
-        stats_of = dict(zip(every, to_stats(every), strict=True))
-        measured = {part: stats_of[moments] for part, moments in self._moments.items()}
+        measured = self.moments.stats()
 
         def stats(branch: Branch, part: str) -> Stats:
             return measured.get((branch.name, part), ZERO if (branch.name, part) in self._awaited else MISSING)
@@ -350,9 +332,62 @@ def _trained_modules(modules: Mapping[str, nn.Module]) -> set[str]:
     return found
 
 
-def _channels(branch: Branch, modules: Mapping[str, nn.Module]) -> _Channels:
-    """The channels of a branch's output: dimension 1 after a convolution, the last after a linear layer."""
-    module = modules.get(branch.ends[-1].name) if branch.layers else None
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return _Channels(1, module.out_channels)
-    return _Channels(-1, module.out_features if isinstance(module, nn.Linear) else 0)
+def _adds_constant(x: Tensor, out: Tensor) -> bool:
+    """Whether a module adds the same to every sample of its input, and not zero."""
+    with torch._C.DisableTorchFunction():  # an observer counts the model's additions, not these
+        added = (out - x).float()
+        spread = (added - added[:1]).abs().max()
+        return bool((spread <= 1e-5 * x.abs().max()) & (added.abs().max() > spread))
+
+
+def place_names(plan: ResidualPlan) -> dict[str, str]:
+    """Name each branch of a plan after a module that the user wrote, by the branch's name in the plan.
+
+    A module with one sum gives its name. If the sum stands in a loop over blocks, or a module has several sums, the
+    name is that of the outermost module that holds the branch and no other branch, or that of the branch's layers.
+    A branch that is called several times is named by its module and the number of the call, and a branch without
+    layers by the number of its addition.
+
+    >>> from normfree.plan import Layer, Position
+    >>> place = Position(1, 2, 1, 1, 2)
+    >>> plan = ResidualPlan(tuple(Branch(f"#{i + 1}", place, (Layer(f"blocks.{i}.mlp.1"),)) for i in range(2)))
+    >>> place_names(plan)
+    {'#1': 'blocks.0', '#2': 'blocks.1'}
+    """
+    homes = Counter(b.home for b in plan.branches)
+    inside: Counter[str] = Counter()
+    for b in plan.branches:
+        inside.update({prefix for layer in b.layers for prefix in _prefixes(layer.name)})
+    names: dict[str, str] = {}
+    for b in plan.branches:
+        plain = b.name if b.name.partition("#")[0] else f"(model){b.name}"
+        alone = homes[b.home] == 1 and b.home
+        names[b.name] = plain if alone else _name_by_layers(b, inside) or plain
+    counts = Counter(names.values())
+    return {
+        key: name if counts[name] == 1 or key == name else f"{name}#{key.partition('#')[2]}"
+        for key, name in names.items()
+    }
+
+
+def _prefixes(name: str) -> list[str]:
+    """The module names from the outermost to the module itself."""
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _name_by_layers(branch: Branch, inside: Mapping[str, int]) -> str:
+    """The outermost module below the sum's home that holds all layers of this branch and of no other; '' if none."""
+    layers = list(dict.fromkeys(layer.name for layer in branch.layers))
+    if not layers:
+        return ""
+    shared = [p for p in _prefixes(layers[0]) if all(f"{name}.".startswith(f"{p}.") for name in layers)]
+    own = [p for p in shared if inside[p] == 1 and len(p) > len(branch.home)]
+    if own:
+        return own[0]
+    if any(inside[name] > 1 for name in layers):  # the block is called several times
+        times = inside[layers[0]]
+        same = [p for p in shared if inside[p] == times]
+        return same[0] if same and same[0] != branch.home else ""
+    names = ", ".join(name.removeprefix(f"{shared[-1]}." if shared else "") for name in layers)
+    return f"{shared[-1]} ({names})" if shared and len(layers) > 1 else names

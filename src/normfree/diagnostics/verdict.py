@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from normfree.diagnostics import loss_rules, module_rules, rules
+from normfree.diagnostics import module_rules, rules
 from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus
 from normfree.diagnostics.growth import (
     HARMLESS,
@@ -23,6 +23,8 @@ from normfree.diagnostics.growth import (
     NOTICEABLE,
     DepthPoint,
     Direction,
+    before_normalizers,
+    deep_post_norm,
     growth_advice,
     growth_finding,
     judge_direction,
@@ -130,7 +132,7 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     if late and signal.plain:  # nor has what stands before them a gradient yet
         left_out.update(s.name for s in signal.sums if s.sum_gradient.norm == 0)
     reached = [s for s in signal.sums if s.name not in left_out]
-    first = rules.before_normalizers(signal)
+    first = before_normalizers(signal)
     streams = _streams(signal)
     stages = _stages(signal.sums, streams)
     points = [
@@ -164,14 +166,14 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
         findings.append(growth_finding(signal, forward, backward, worst, advice))
     if forward.status in HARMLESS and (not findings or worst == "drifting"):
         drifting = bool(findings) and forward.status == "drifting"
-        ends = tuple(loss_rules.faults_of_the_head(signal, drifting=drifting))
+        ends = tuple(rules.faults_of_the_head(signal, drifting=drifting))
         if drifting and [f.cause for f in ends] == ["first loss"]:
             findings = [replace(findings[0], status="exploding" if forward.factor > 1 else "vanishing")]  # it shows
         else:
             findings = [*ends, *findings]
         local = (*local, *ends)
     if not outliers and all(f.status == "drifting" for f in findings):
-        local = (*local, *rules.sound_but_wrong(signal))
+        local = (*local, *rules.alike_tokens(signal), *module_rules.late_checks(signal))
         findings = [*local, *findings]
     status = max([worst, *(f.status for f in findings)], key=SEVERITY.index)
     texts = [f.text for f in local if f.text]
@@ -188,34 +190,35 @@ def _local_faults(
     """The faults at single places, causes before their consequences; `late` are the layers that start at zero."""
     zero_layer = module_rules.find_zero_layer(signal, late)
     found = [
-        *loss_rules.faults_of_the_input(signal),
+        *module_rules.fact_faults(signal, module_rules.IN_PLACE),
+        *rules.faults_of_the_input(signal),
         *rules.non_finite(signal, forward),
-        *loss_rules.faults_of_the_targets(signal),
-        *loss_rules.large_embeddings(signal),
-        *loss_rules.small_embeddings(signal),
-        *loss_rules.faults_of_the_loss(signal),
+        *rules.faults_of_the_targets(signal),
+        *module_rules.fact_faults(signal, module_rules.LARGE_EMBEDDING),
+        *rules.small_embeddings(signal),
+        *rules.faults_of_the_loss(signal),
         *module_rules.nothing_learns(signal),
         *module_rules.unlike_modules(signal),
-        *rules.forgotten_skips(signal),
+        *module_rules.forgotten_skips(signal),
         *module_rules.unused_modules(signal),
         *module_rules.faulty_weights(signal, zero_layer),
         *module_rules.missing_activations(signal),
-        *rules.faulty_functions(signal),
-        *rules.recurrences(signal),
-        *rules.broken_invariants(signal),
+        *module_rules.faulty_functions(signal),
+        *module_rules.recurrences(signal),
+        *module_rules.failed_checks(signal),
         *rules.faulty_branches(signal, dead),
         *rules.small_branches(signal),
         *(() if zero_layer or signal.origin in late else rules.silent(signal, forward)),
         *rules.gradient_cut(signal, forward, backward),
     ]
     if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
-        found += rules.saturated_functions(signal)
-    found += [*module_rules.dead_units(signal), *loss_rules.faults_of_the_stem(signal)]
+        found += module_rules.saturated_functions(signal)
+    found += [*module_rules.dead_units(signal), *rules.faults_of_the_stem(signal)]
     if forward.status in HARMLESS:
-        found += rules.deep_post_norm(signal)
+        found += deep_post_norm(signal)
     found = found or [
         *module_rules.unusual_activation(signal),
-        *loss_rules.constant_targets(signal),
+        *rules.constant_targets(signal),
     ]
     places = {f.place for f in found}  # a bias may make a layer dead, which says more
     drowned = [f for f in rules.drowned_samples(signal) if f.place not in places]
@@ -265,7 +268,7 @@ def _side_outputs(signal: Signal) -> list[str]:
 
 def _meant_to_rest(signal: Signal) -> list[str]:
     """The sums without a gradient whose layers are all frozen, or hold an unused one at the end of a list."""
-    resting = {layer.name for layer in signal.layers if layer.frozen}
+    resting = set(signal.frozen_layers)
     last = {name for name in signal.unused if module_rules.is_last_of_list(name, signal)}
     layers = [{layer.name for layer in b.layers} for b in signal.plan.branches]
     if signal.plain:

@@ -70,6 +70,17 @@ def small_copy(example: Any) -> Any:
 
 
 @contextmanager
+def hooked(hooks: Mapping[nn.Module, Callable[..., Any]], *, before: bool = False) -> Iterator[None]:
+    """Run forward hooks of modules inside; `before` the forward pass of each module, or after it."""
+    handles = [m.register_forward_pre_hook(h) if before else m.register_forward_hook(h) for m, h in hooks.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def preserve_model_state(
     model: nn.Module, parts: ModelParts | None = None, *, attributes: bool = False
 ) -> Iterator[None]:
