@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -61,6 +61,7 @@ class Inspection:
         squares: The modules that return a power of the signal to a layer, such as a squared ReLU.
         experts: The groups of experts, of which the model chooses some by values.
         uncalled: The experts that the example does not reach.
+        data_size: The largest root mean square of a tensor of the example that a first layer or normalizer reads.
         standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
             extends, or None if that returns another shape.
     """
@@ -81,6 +82,7 @@ class Inspection:
     squares: Sequence[str] = ()
     experts: Sequence[Sequence[str]] = ()
     uncalled: Sequence[str] = ()
+    data_size: float = 0.0
     norm_like: dict[str, str] = field(default_factory=dict)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
 
@@ -117,6 +119,15 @@ class Inspection:
             found[f"{quoted('')}: the model itself is a normalizer"] = "convert the model that holds it"
         return found
 
+    def raw_data(self) -> str:
+        """A remedy if a first layer or normalizer reads values far from 1, as raw data are; '' if none does."""
+        if self.data_size <= _RAW or not self.norms:
+            return ""
+        return (
+            f"standardize the data first: their size is {compact(self.data_size)}, and no normalizer reduces it any "
+            "more"
+        )
+
     def notes(self, *, keeps_layers: bool) -> list[str]:
         """Notes on what the conversion leaves as it was, one sentence each."""
         notes = [] if self.plan.branches else [NO_SUMS]
@@ -146,6 +157,7 @@ class Inspection:
                 f"no normalizer limits the signal before it is squared any more, in {listed(self.squares)}, so that it "
                 "explodes at high learning rates; use that of find_lr, and adaptive clipping (clip_grad_agc_)"
             )
+        notes += filter(None, [self.raw_data()])
         if not self.norms:
             notes.append(
                 "no normalizer was found: none was removed, and any normalization in the model's own code remains"
@@ -158,36 +170,6 @@ def whole_blocks(plan: ResidualPlan) -> list[str]:
     if bare := [branch.name for branch in plan.branches if not branch.layers]:
         return [f"the signal may still grow at sums of whole blocks, which have no layer to scale: {listed(bare)}"]
     return []
-
-
-def data_size(facts: Inspection, example: Any) -> float:
-    """The largest root mean square of a tensor of the example that a first layer or normalizer reads."""
-    inputs = [node for node in facts.flow.nodes if node.kind == "input"]  # the tensors of the example come first
-    size = 0.0
-    for node, tensor in zip(inputs, tensors_of(call_arguments(example)), strict=False):
-        readers = list(node.users)
-        for reader in readers:
-            readers += reader.users if reader.function in VIEWS | {"identity"} else []
-        if tensor.is_floating_point() and any(n.kind == "weight" or n.name in facts.norms for n in readers):
-            size = max(size, float(tensor.double().square().mean().sqrt()))
-    return size
-
-
-def raw_data(facts: Inspection, example: Any) -> str:
-    """A remedy if a first layer or normalizer reads values that are far from 1, as raw data are; '' if none does."""
-    size = data_size(facts, example)
-    if size <= _RAW or not facts.norms:
-        return ""
-    return f"standardize the data first: their size is {compact(size)}, and no normalizer reduces it any more"
-
-
-def frozen_layers(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
-    """The reason, with a remedy, why layers with frozen weights cannot get new ones; empty if there are none."""
-    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
-    names = dict.fromkeys(layer.name for layer in plan.layers() if layer.path in frozen)
-    reason = "frozen (requires_grad is False), so the weights that the method draws or sets to zero would never train"
-    remedy = "unfreeze them for the conversion, convert before freezing, or convert only the part that is trained"
-    return {f"{listed(names)}: {reason}": remedy} if names else {}
 
 
 def find_norms(model: nn.Module) -> dict[str, nn.Module]:
@@ -222,16 +204,16 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         ValueError: If the model does not run on the example.
     """
     args, kwargs = call_arguments(example)
-    norms = find_norms(model)
     # In training mode a model may skip blocks at random.
     with trial_run(model):
         flow = record(model, *args, **kwargs)
+    norms = find_norms(model)
     returned = {node.name: [node] for node in flow.nodes if node.is_module}
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
     inline = dict.fromkeys(node.home for node in flow.nodes if plan is None and _divides_by_own_scale(node))
     plan = plan_from_flow(model, flow, heads) if plan is None else plan
-    experts = expert_groups(model, flow, plan)
-    plan, uncalled = add_uncalled_experts(plan, flow, experts)
+    experts = expert_groups(model, plan) if flow.chooses_by_values() else []
+    plan, uncalled = add_uncalled_experts(plan, flow, experts) if experts else (plan, [])
     return Inspection(
         plan=plan,
         flow=flow,
@@ -249,7 +231,21 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         squares=_squares(model, flow),
         experts=experts,
         uncalled=uncalled,
+        data_size=_data_size(flow, norms, example),
     )
+
+
+def _data_size(flow: Flow, norms: Container[str], example: Any) -> float:
+    """The largest root mean square of a tensor of the example that a first layer or normalizer reads."""
+    inputs = [node for node in flow.nodes if node.kind == "input"]  # the tensors of the example come first
+    size = 0.0
+    for node, tensor in zip(inputs, tensors_of(call_arguments(example)), strict=False):
+        readers = list(node.users)
+        for reader in readers:
+            readers += reader.users if reader.function in VIEWS | {"identity"} else []
+        if tensor.is_floating_point() and any(n.kind == "weight" or n.name in norms for n in readers):
+            size = max(size, float(tensor.double().square().mean().sqrt()))
+    return size
 
 
 def _squares(model: nn.Module, flow: Flow) -> list[str]:

@@ -2,125 +2,197 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from itertools import takewhile
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from normfree.conversion.changes import quoted
 from normfree.graph.flow import tensors_of
-from normfree.nn.model_state import preserve_model_state, run_on_copy, small_copy, substitute_tensors
+from normfree.nn.model_state import preserve_model_state, run_on_copy, small_copy, substitute_tensors, trial_run
 from normfree.plan import ResidualPlan
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
 BIASES = ("bias", "shift", "delta")
 
 
-@dataclass(frozen=True)
-class PassResult:
-    """The result of one forward and backward pass.
+Test = Literal["rules", "forward", "backward", "zeros"]
+"""How an obstacle is found: by rules, by a forward pass, by a forward and backward pass, or by more of them, which show
+that zeros stay zeros."""
+
+
+class MethodError(ValueError):
+    """This method cannot convert the model; another method might.
 
     Attributes:
-        outputs: The floating-point outputs.
-        learning: The parameters in the graph of the outputs, and whether their gradient is not 0; None if no output
-            has a graph.
+        found_by: How the obstacle was found. Whether it stands in the way of another method is found likewise.
     """
 
-    outputs: tuple[Tensor, ...]
-    learning: Mapping[str, bool] | None
+    def __init__(self, message: str, found_by: Test = "rules") -> None:
+        super().__init__(message)
+        self.found_by = found_by
 
 
-@dataclass
-class PassCount:
-    """The cost of a conversion or refusal so far, in forward passes of the original; a backward pass costs two.
+class ForwardPass:
+    """A forward pass of a model, from which a backward pass may start.
+
+    Attributes:
+        outputs: The floating-point outputs, without their graph.
+    """
+
+    def __init__(
+        self, passes: Passes, outputs: Sequence[Tensor], parameters: Mapping[str, Tensor], generator: torch.Generator
+    ) -> None:
+        self.outputs = tuple(t.detach() for t in outputs)
+        self._passes, self._parameters, self._generator = passes, parameters, generator
+        self._starts = [t for t in outputs if t.requires_grad]
+
+    def learning(self, watched: Collection[str] | None = None) -> dict[str, bool] | None:
+        """Run backward from a random gradient at every output.
+
+        `watched` are the names of the parameters to differentiate by, default all. Returns those in the graph of the
+        outputs, and whether their gradient is not 0; None if no output has a graph.
+        """
+        if not self._starts:
+            return None
+        self._passes.spent += 2
+        used = {name: p for name, p in self._parameters.items() if watched is None or name in watched}
+        directions = [torch.randn(t.shape, generator=self._generator).to(t) for t in self._starts]
+        found = torch.autograd.grad(self._starts, list(used.values()), directions, allow_unused=True)
+        return {name: not _is_zero(g) for name, g in zip(used, found, strict=True) if g is not None}
+
+    def reached(self) -> list[str] | None:
+        """The parameters in the graph of the outputs, without a backward pass; None if no output has a graph."""
+        stack: list[Any] = [t.grad_fn or t for t in self._starts]
+        seen = set(stack)
+        while stack:
+            for node, _ in getattr(stack.pop(), "next_functions", ()):
+                if node is not None and node not in seen:
+                    seen.add(node)
+                    stack.append(node)
+        ends = {id(getattr(node, "variable", node)) for node in seen}
+        return [name for name, p in self._parameters.items() if id(p) in ends] if self._starts else None
+
+
+class Passes:
+    """Runs a model on its example, and counts the cost in forward passes; a backward pass costs two.
 
     Checks that would cost more than the limit are left out, and a note or the refusal says so.
+
+    Attributes:
+        small: The example; of a batch of images, two.
+        heads: The names of the weights of output layers.
+        spent: The cost so far.
     """
 
-    limit: int = 15
-    spent: int = 1  # to look at the model
+    limit = 15
 
-    def add(self, *, backward: bool = False) -> None:
-        """Note a pass."""
-        self.spent += 3 if backward else 1
+    def __init__(self, model: nn.Module, example: Any, plan: ResidualPlan) -> None:
+        self.small = small_copy(example)
+        self.heads = {layer.path for layer in plan.classifier}
+        self.spent = 1  # to look at the model
+        self._model = model
+        self._small_scale = _SMALL * max(len(plan.branches), 1) ** -0.5
 
     def allows(self, cost: int) -> bool:
         """Whether as many more passes stay within the limit."""
         return self.spent + cost <= self.limit
 
+    def run(self, example: Any) -> Any:
+        """Run the converted model forward.
 
-def forward_and_backward(
-    model: nn.Module,
-    example: Any,
-    plan: ResidualPlan,
-    norms: Collection[str] = (),
-    *,
-    replaced: Collection[str] | None = None,
-    watched: Collection[str] | None = None,
-    graph: bool = True,
-    proceed: Callable[[Sequence[Tensor]], bool] = lambda outputs: True,
-) -> PassResult:
-    """Run a model forward and backward on an example; it is left unchanged.
+        Raises:
+            MethodError: If its code fails.
+        """
+        self.spent += 1
+        try:
+            with trial_run(self._model):
+                return run_on_copy(self._model, example)
+        except Exception as error:  # whatever the model's own code raises
+            raise stopped(self._model, error) from error
 
-    Normalizers run as in training, dropout does not. Weights and scalars that are 0 get small random values for the
-    pass, since nothing learns before a layer of zeros in the first step. A random gradient starts at every output.
+    @contextmanager
+    def forward(
+        self, norms: Collection[str] = (), *, replaced: Collection[str] | None = None, graph: bool = True
+    ) -> Iterator[ForwardPass]:
+        """Run the model forward on the small example. At the end of the context it is as it was.
 
-    Args:
-        model: The model.
-        example: Its example; of a batch of images, two are used.
-        plan: Its plan.
-        norms: The names of its normalizers.
-        replaced: The names of the zeros that are replaced. Default: all.
-        watched: The names of the parameters to differentiate by, default all. If it is empty there is no backward pass,
-            and every parameter in the graph counts as learning.
-        graph: Whether to record the graph of the outputs, without which nothing is known of what learns.
-        proceed: Returns, from the outputs, whether to go on with the backward pass.
-    """
-    example = small_copy(example)
-    generator = torch.Generator().manual_seed(0)
-    with preserve_model_state(model, attributes=True), torch.inference_mode(False), torch.set_grad_enabled(graph):
-        model.eval()
-        for name in norms:
-            model.get_submodule(name).train()
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        drawn = {}
-        for name, scale in zeros_of(model, plan, replaced):
-            draw = torch.randn(parameters[name].shape, generator=generator) * scale
-            drawn[name] = nn.Parameter(draw.to(parameters[name]))
-        used = {name: p for name, p in (parameters | drawn).items() if watched is None or name in watched}
-        # The backward pass runs inside, too: a checkpointed block runs again there.
-        with substitute_tensors(model, {id(parameters[name]): p for name, p in drawn.items()}):
-            try:
-                out = run_on_copy(model, example)
-            except ValueError:  # a batch norm of a single number per channel
-                model.eval()
-                out = run_on_copy(model, example)
-            outputs = floats_of(out)
-            starts = [t for t in outputs if t.requires_grad]
-            if not starts or not proceed(outputs):
-                return PassResult(tuple(t.detach() for t in outputs), None)
-            directions = [torch.randn(t.shape, generator=generator).to(t) for t in starts]
-            if used:
-                found = torch.autograd.grad(starts, list(used.values()), directions, allow_unused=True)
-                learning = {name: not _is_zero(g) for name, g in zip(used, found, strict=True) if g is not None}
-            else:
-                reached = _reached(starts)
-                learning = {name: True for name, p in (parameters | drawn).items() if id(p) in reached}
-    return PassResult(tuple(t.detach() for t in outputs), learning)
+        Normalizers run as in training, dropout does not. Weights and scalars that are 0 get small random values for the
+        pass, since nothing learns before a layer of zeros in the first step.
+
+        Args:
+            norms: The names of the model's normalizers.
+            replaced: The names of the zeros that are replaced. Default: all.
+            graph: Whether to record the graph of the outputs, without which nothing is known of what learns.
+        """
+        model = self._model
+        generator = torch.Generator().manual_seed(0)
+        self.spent += 1
+        with preserve_model_state(model, attributes=True), torch.inference_mode(False), torch.set_grad_enabled(graph):
+            model.eval()
+            for name in norms:
+                model.get_submodule(name).train()
+            parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+            drawn = {}
+            for name in self.zeros():
+                if replaced is None or name in replaced:
+                    p = parameters[name]
+                    scale = (1.0 if name in self.heads else self._small_scale) * _fan_in(p) ** -0.5
+                    drawn[name] = nn.Parameter((torch.randn(p.shape, generator=generator) * scale).to(p))
+            # The backward pass runs inside, too: a checkpointed block runs again there.
+            with substitute_tensors(model, {id(parameters[name]): p for name, p in drawn.items()}):
+                try:
+                    out = run_on_copy(model, self.small)
+                except ValueError:  # a batch norm of a single number per channel
+                    model.eval()
+                    out = run_on_copy(model, self.small)
+                yield ForwardPass(self, floats_of(out), parameters | drawn, generator)
+
+    def zeros(self) -> list[str]:
+        """The names of the trainable weights and scalars that are 0."""
+        return [
+            name
+            for name, p in self._model.named_parameters()
+            if p.requires_grad and p.is_floating_point() and not name.endswith(BIASES) and _is_zero(p)
+        ]
+
+    def first_module(self, wrong: Callable[[Tensor], bool]) -> str:
+        """The first module without children from which on all such modules return outputs that are `wrong`."""
+        outputs: list[tuple[str, bool]] = []
+
+        def keep(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+                outputs.extend((name, wrong(t)) for t in floats_of(out)[:1] if t.dim() and t.shape[0] > 1)
+
+            return hook
+
+        if not self.allows(1):
+            return "an unknown module"
+        self.spent += 1
+        with preserve_model_state(self._model, attributes=True), torch.no_grad():
+            self._model.eval()
+            for name, module in self._model.named_modules():
+                if next(module.children(), None) is None:
+                    module.register_forward_hook(keep(name))
+            run_on_copy(self._model, self.small)
+        alike = list(takewhile(lambda found: found[1], reversed(outputs)))
+        return f"'{alike[-1][0]}'" if alike else "the model's own code"
 
 
-def _reached(starts: Sequence[Tensor]) -> set[int]:
-    """The ids of the tensors at the ends of the graph of these outputs."""
-    stack: list[Any] = [t.grad_fn or t for t in starts]
-    seen = set(stack)
-    while stack:
-        for node, _ in getattr(stack.pop(), "next_functions", ()):
-            if node is not None and node not in seen:
-                seen.add(node)
-                stack.append(node)
-    return {id(getattr(node, "variable", node)) for node in seen}
+def stopped(model: nn.Module, error: Exception) -> MethodError:
+    """The refusal if the code of the model fails; it names the innermost module of the model that was running."""
+    names = {id(module): name for name, module in model.named_modules()}
+    running = [id(frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    place = next((names[key] for key in reversed(running) if key in names), "")
+    return MethodError(
+        f"expected the converted {type(model).__name__} to run on the example, but {quoted(place)} failed: {error}; "
+        "its own code may rely on a normalizer, or on the class of a layer",
+        found_by="forward",
+    )
 
 
 def _is_zero(tensor: Tensor) -> bool:
@@ -133,37 +205,11 @@ def floats_of(out: Any) -> list[Tensor]:
     return [leaf for leaf in tensors_of(out) if leaf.is_floating_point()]
 
 
-def zeros_of(
-    model: nn.Module, plan: ResidualPlan, replaced: Collection[str] | None = None
-) -> Iterator[tuple[str, float]]:
-    """The trainable weights and scalars that are 0, each with the scale of the values to draw for it."""
-    heads = {layer.path for layer in plan.classifier}
-    small = _SMALL * max(len(plan.branches), 1) ** -0.5
-    for name, p in model.named_parameters():
-        if p.requires_grad and p.is_floating_point() and not name.endswith(BIASES) and _is_zero(p):
-            fan_in = p[0].numel() if p.dim() > 1 else 1
-            if replaced is None or name in replaced:
-                yield name, (1.0 if name in heads else small) * max(fan_in, 1) ** -0.5
+def _fan_in(parameter: Tensor) -> int:
+    return max(parameter[0].numel(), 1) if parameter.dim() > 1 else 1
 
 
-def first_module(model: nn.Module, example: Any, wrong: Callable[[Tensor], bool], passes: PassCount) -> str:
-    """The first module without children from which on all such modules return outputs that are `wrong`."""
-    outputs: list[tuple[str, bool]] = []
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-            outputs.extend((name, wrong(t)) for t in floats_of(out)[:1] if t.dim() and t.shape[0] > 1)
-
-        return hook
-
-    if not passes.allows(1):
-        return "an unknown module"
-    passes.add()
-    with preserve_model_state(model, attributes=True), torch.no_grad():
-        model.eval()
-        for name, module in model.named_modules():
-            if next(module.children(), None) is None:
-                module.register_forward_hook(keep(name))
-        run_on_copy(model, small_copy(example))
-    alike = list(takewhile(lambda found: found[1], reversed(outputs)))
-    return f"'{alike[-1][0]}'" if alike else "the model's own code"
+def holds_one_value(example: Any) -> bool:
+    """Whether each tensor of an example holds a single value, such as 0."""
+    given = [t.flatten() for t in tensors_of(example) if t.numel() > 1]
+    return bool(given) and all(bool((t == t[0]).all()) for t in given)

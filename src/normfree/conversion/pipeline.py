@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Changes
-from normfree.conversion.conversion_stages import (
-    Conversion,
-    Example,
-    MethodError,
-    Test,
-    UndoneError,
-    refuse,
-    run_stages_,
-    starts_at_zero,
-)
-from normfree.conversion.inspection import USUAL, data_size, inspect_model, plain_base, probing, raw_data
-from normfree.conversion.passes import PassCount, forward_and_backward
-from normfree.conversion.scalar_placement import Placement
-from normfree.graph.admission import check_request, require_signal
-from normfree.methods import Method, get
-from normfree.nn.model_state import small_copy
+from normfree.conversion.changes import SHOWN, Added, Changes, Record, Removed, Rescaled, grouped, listed, quoted
+from normfree.conversion.inspection import NO_SUMS, USUAL, Inspection, find_norms, inspect_model, plain_base, probing
+from normfree.conversion.passes import MethodError, Test, floats_of, stopped
+from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
+from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
+from normfree.conversion.scalar_placement import Placement, add_scalars_, place_scalars
+from normfree.conversion.verification import Verification
+from normfree.graph.admission import check_request, require_signal, rigid_layers
+from normfree.methods import InitContext, Method, get
+from normfree.methods.initialize import check_example
+from normfree.nn.model_state import restored_on_error, small_copy
+from normfree.nn.scalars import scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS
-from normfree.plan import ResidualPlan
+from normfree.plan import ResidualPlan, remember_plan_
+
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 _METHODS = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv:by=layer")  # those that a refusal may name
 _TRIED = 200_000_000  # parameters; with a larger model, other methods are not tried
@@ -116,19 +115,18 @@ def convert_(
     facts = inspect_model(model, example, plan, heads)
     if plan is None:
         require_signal(model, facts.flow, facts.plan, heads)
+    verification = Verification(model, example, facts, heads)
     try:
         with probing(model, facts):
-            before = forward_and_backward(model, example, facts.plan, facts.norms, watched=())
+            verification.run_original()
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
             "pass an example that it accepts"
         ) from error
-    passes = PassCount()
-    passes.add()
-    conversion = Conversion(model, method, example, facts, heads, before, passes=passes)
+    conversion = _Conversion(model, method, example, facts, verification)
     try:
-        return run_stages_(conversion, generator)
+        return _refuse_or_convert_(conversion, generator)
     except MethodError as refusal:
         raise ValueError(f"{refusal}{_remedy(conversion, refusal.found_by)}") from refusal.__cause__
 
@@ -138,14 +136,196 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
     facts = inspect_model(model, example, plan, ())
     layers = {record.name: model.get_submodule(record.name) for record in changes.removed}
     facts.standardized.update({n: plain_base(m) for n, m in layers.items() if isinstance(m, WEIGHT_LAYERS)})
-    conversion = Conversion(model, get(changes.method), example, facts)
+    verification = Verification(model, example, facts)
+    conversion = _Conversion(model, get(changes.method), example, facts, verification)
     added = {record.name for record in changes.added}
     scalars = {place: start for place, start in conversion.placed.scalars.items() if ".".join(place) in added}
     conversion.placed = Placement(scalars, conversion.placed.obstacles)  # all multipliers have their values already
-    run_stages_(conversion, torch.Generator().manual_seed(0))
+    _refuse_or_convert_(conversion, torch.Generator().manual_seed(0))
 
 
-def _remedy(conversion: Conversion, found_by: Test) -> str:
+@dataclass
+class _Conversion:
+    """A conversion in progress.
+
+    Attributes:
+        model: The model that is converted in place.
+        method: The method.
+        example: The example input.
+        facts: What is known of the original.
+        verification: The comparison with the original. If that did not run, the result is not compared.
+        trial: How to find out if the conversion is possible, in a trial that changes nothing; None in a conversion.
+        records: The changes so far.
+        notes: The notes on them.
+        keeps_layers: Whether the method only replaces the normalizers, and leaves weights and sums as they are.
+        values: The initial values of the method's scalars at each branch.
+        placed: The scalars to add, and the reasons why others cannot be added.
+    """
+
+    model: nn.Module
+    method: Method
+    example: Example
+    facts: Inspection
+    verification: Verification
+    trial: Test | None = None
+    records: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        plan, facts = self.facts.plan, self.facts
+        self.keeps_layers = self.method.norm is not None
+        self.values = [self.method.rule.at(branch.position) for branch in plan.branches]
+        self.placed = Placement({}, {})
+        if not self.keeps_layers:
+            self.placed = place_scalars(self.model, plan, self.method, self.values, facts.flow, facts.weightless)
+
+    def init_context(self, generator: torch.Generator | None) -> InitContext:
+        """The context of the method's initializer."""
+        example = self.example if isinstance(self.example, Tensor) else None
+        return InitContext(self.model, self.facts.plan, generator, example)
+
+    @property
+    def starts_at_zero(self) -> bool:
+        """Whether the method sets the multipliers or weights of branches to 0."""
+        zeros = any(scalars.get("beta") == 0 for scalars in self.values)
+        return zeros or getattr(self.method.initializer, "zero_last", False)
+
+
+class _UndoneError(Exception):
+    """The end of a trial: the conversion was possible."""
+
+
+def _refuse_or_convert_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
+    """Stages 2 to 5. An error leaves the model as it was, and so does a trial, which ends in `_UndoneError`."""
+    _refuse(conversion)
+    with restored_on_error(conversion.model) as as_before:
+        conversion.records += replace_layers_(conversion.model, conversion.facts, conversion.method, generator)
+        conversion.records += add_scalars_(conversion.model, conversion.placed.scalars)
+        _initialize_(conversion, generator)
+        _check_(conversion, as_before)
+        if conversion.trial is not None:
+            raise _UndoneError
+    changes = Changes(
+        method=conversion.method.spec,
+        removed=tuple(record for record in conversion.records if isinstance(record, Removed)),
+        added=tuple(record for record in conversion.records if isinstance(record, Added)),
+        scaled=tuple(record for record in conversion.records if isinstance(record, Rescaled)),
+        parameters_before=conversion.facts.parameters,
+        parameters_after=sum(p.numel() for p in conversion.model.parameters()),
+        notes=(*conversion.facts.notes(keeps_layers=conversion.keeps_layers), *conversion.notes),
+    )
+    plan = replace(conversion.facts.plan, changes=changes)
+    remember_plan_(conversion.model, plan, small_copy(conversion.example))
+    return plan
+
+
+def _refuse(conversion: _Conversion) -> None:
+    """Raise an error with every reason why the model cannot be converted, as far as rules tell."""
+    model, method, facts = conversion.model, conversion.method, conversion.facts
+    compared = conversion.verification.is_given
+    for name, module in model.named_modules():
+        if scalars_of(module):
+            raise ValueError(
+                f"expected a model that was not converted yet, got one with scalars at {quoted(name)}; convert the "
+                "original, or write new weights by initialize_"
+            )
+    needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
+    if not facts.plan.branches and not conversion.keeps_layers and needs_sums:
+        raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
+    obstacles = facts.obstacles(model)
+    error = ValueError if obstacles else MethodError  # these obstacles are the same for all methods
+    if conversion.keeps_layers:
+        unclear = [name for name in facts.norms if channels_of(model.get_submodule(name)) is None]
+        obstacles |= {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
+    else:
+        obstacles |= conversion.placed.obstacles
+        kind = f"a {method.weight.replace('_', ' ')} layer"
+        obstacles |= {
+            f"'{path}' cannot become {kind}: {reason}": ""
+            for path, reason in rigid_layers(model, facts.plan, method, facts.flow).items()
+            if path.removesuffix(".weight") not in facts.standardized and compared
+        }
+        if compared:
+            obstacles |= {**frozen_layers(model, facts.plan), **fixed_weights(model, facts.plan)}
+    if obstacles:
+        reasons = grouped(obstacles)
+        more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+        remedies = ", or ".join(filter(None, dict.fromkeys(obstacles.values())))
+        raise error(
+            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons[:SHOWN])}{more}"
+            f"{'; ' if remedies else ''}{remedies}"
+        )
+    try:
+        check_example(conversion.init_context(None), method)
+    except ValueError as error:  # a method that sets its weights from data cannot measure a layer or use the example
+        raise MethodError(str(error)) from error
+
+
+@torch.no_grad()
+def _initialize_(conversion: _Conversion, generator: torch.Generator | None) -> None:
+    """Set biases to 0 and weights by the method; the scalars have their values already."""
+    if conversion.keeps_layers:
+        return
+    ctx = conversion.init_context(generator)
+    try:
+        ctx.zero_biases_()
+        if conversion.method.needs_example:
+            conversion.verification.passes.spent += 1
+        conversion.method.initializer(ctx)
+        if shared := [] if conversion.starts_at_zero else divide_shared_ends_(conversion.model, conversion.facts.plan):
+            conversion.records += shared
+            names = [record.name for record in shared]
+            conversion.notes.append(f"divided by the root of the number of sums that use it: {listed(names)}")
+    except ValueError as error:  # the method's own message
+        raise MethodError(str(error)) from error
+    except Exception as error:
+        raise stopped(conversion.model, error) from error
+
+
+def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextManager[None]]) -> None:
+    """Run the converted model, rescale the layers outside the branches on the way, and compare it with the original.
+
+    Inside `as_before()` the model is the original.
+    """
+    model, facts, verification = conversion.model, conversion.facts, conversion.verification
+    remaining = [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]
+    if remaining:
+        raise ValueError(f"expected a model without normalization, got {', '.join(remaining)} after the conversion")
+    if conversion.trial == "forward" and conversion.keeps_layers:  # nothing is rescaled
+        verification.compare(None, conversion.method, conversion.values, as_before, trial="forward")
+        return
+    layers = bool(facts.norms) and not conversion.keeps_layers and not conversion.method.needs_example
+    weightless = conversion.placed.weightless
+    with rescaling_(model, facts.plan, weightless, layers=layers, experts=facts.experts) as scales:
+        out = verification.passes.run(conversion.example)
+    conversion.records = [*map(scales.with_value, conversion.records), *scales.rescaled]
+    conversion.notes += scales.notes()
+    # The run used rescaled outputs, not the rescaled weights, so these are checked, too.
+    if not all(t.isfinite().all() for t in floats_of((out, scales.parameters(model)))):
+        verification.require_usable()
+        raise MethodError(
+            f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity, "
+            f"from {verification.passes.first_module(lambda t: not t.isfinite().all())} on",
+            found_by="forward",
+        )
+    if not verification.is_given:
+        return
+    changed = {record.name for record in conversion.records if isinstance(record, Rescaled)}
+    changed |= {f"{layer.name}.bias" for layer in facts.plan.layers() if not conversion.keeps_layers}
+    if frozen := [name for name, p in model.named_parameters() if name in changed and not p.requires_grad]:
+        conversion.notes.append(f"frozen, but scaled, drawn or set to zero: {listed(frozen)}")
+    halves = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+    for kind in sorted(halves, key=str):
+        conversion.notes.append(
+            f"parameters are of type {kind}, in which numbers near 1, such as multipliers and gains, do not move by "
+            f"less than {torch.finfo(kind).eps / 2:.1g}; train float32 parameters under torch.autocast"
+        )
+    conversion.notes += verification.compare(
+        out, conversion.method, conversion.values, as_before, trial=conversion.trial, growing=scales.growth()
+    )
+
+
+def _remedy(conversion: _Conversion, found_by: Test) -> str:
     """A remedy: standardized data, or the methods that convert the model.
 
     Rules decide on most methods. A method that keeps the weights is also tried, since rules do not know their scale.
@@ -153,10 +333,11 @@ def _remedy(conversion: Conversion, found_by: Test) -> str:
     passes allows, except those that cannot meet it: a method without zeros if zeros are the obstacle, and one that
     draws new weights if those of the original are. Data that are not standardized may be an obstacle to any method.
     """
-    if remedy := raw_data(conversion.facts, conversion.example):
+    if remedy := conversion.facts.raw_data():
         return f"; {remedy}"
     usable, untried = [], []
-    example = small_copy(conversion.example)
+    passes = conversion.verification.passes
+    example = passes.small
     for name in _METHODS:
         method = get(name)
         from_data = not conversion.facts.plan.branches and isinstance(example, Tensor)  # lsuv lets deep sums explode
@@ -164,15 +345,15 @@ def _remedy(conversion: Conversion, found_by: Test) -> str:
             continue
         trial = replace(conversion, method=method, example=example, records=[], notes=[])
         try:
-            refuse(trial)
+            _refuse(trial)
         except ValueError:
             continue
-        other = conversion.keeps_layers or (found_by == "zeros" and not starts_at_zero(trial))
+        other = conversion.keeps_layers or (found_by == "zeros" and not trial.starts_at_zero)
         trial.trial = "rules" if other else found_by
-        if trial.trial == "rules" and (trial.keeps_layers or data_size(conversion.facts, example) > USUAL):
+        if trial.trial == "rules" and (trial.keeps_layers or conversion.facts.data_size > USUAL):
             trial.trial = "forward"
         cost = _COSTS[trial.trial]
-        if cost and (conversion.facts.parameters > _TRIED or not conversion.passes.allows(cost)):
+        if cost and (conversion.facts.parameters > _TRIED or not passes.allows(cost)):
             untried.append(name)
         elif not cost or _converts(trial):
             usable.append(name)
@@ -189,11 +370,11 @@ def _list(names: Sequence[str], word: str) -> str:
     return f" {word} ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]]))
 
 
-def _converts(trial: Conversion) -> bool:
+def _converts(trial: _Conversion) -> bool:
     """Whether a trial succeeds; it leaves the model as it was."""
     try:
-        run_stages_(trial, torch.Generator().manual_seed(0))
-    except UndoneError:
+        _refuse_or_convert_(trial, torch.Generator().manual_seed(0))
+    except _UndoneError:
         return True
     except Exception:  # whatever the model's own code raises
         pass

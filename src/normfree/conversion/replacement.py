@@ -1,4 +1,4 @@
-"""Replace the normalizers: remove them, and give embeddings, learned tokens and layer scales the scale they need."""
+"""Remove the normalizers, reparametrize weights, and give embeddings, tokens and layer scales the scale they need."""
 
 from __future__ import annotations
 
@@ -10,14 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Added, Removed, Rescaled
+from normfree.conversion.changes import Added, Record, Removed, Rescaled, listed
 from normfree.conversion.inspection import Inspection
 from normfree.graph.flow import Flow
+from normfree.methods import Method
 from normfree.nn.model_state import preserve_model_state, restored_on_error, substitute_tensors
 from normfree.nn.normalizers import FUSED, DynamicTanh
 from normfree.nn.scalars import add_scalar_
-from normfree.nn.weight_layers import is_computed, set_weight_
+from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, reparametrize_, set_weight_
 from normfree.plan import Layer, ResidualPlan
+
+
+def replace_layers_(
+    model: nn.Module, facts: Inspection, method: Method, generator: torch.Generator | None
+) -> list[Record]:
+    """Remove the normalizers and give the model the method's layers. Returns a record of each change."""
+    layers, hidden = list(facts.plan.layers()), list(facts.plan.hidden())
+    alpha = method.options.get("alpha") if method.norm == "tanh" else None
+    records: list[Record] = []
+    records += remove_norms_(model, facts, tanh=float(alpha) if isinstance(alpha, float | int) else None)
+    if facts.norms:
+        records += scale_embeddings_(model, facts.plan, layers, facts.flow.call_counts)
+        records += draw_tokens_(model, learned_tokens(model, facts.plan, facts.flow), generator)
+    if method.norm is None:
+        records += make_plain_(model, facts.standardized)
+        records += reparametrize_layers_(model, hidden, method)
+        records += reset_layer_scales_(model, facts.plan)
+    return records
 
 
 class RemovedNorm(nn.Module):
@@ -120,6 +139,15 @@ def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | Non
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # else inference would run one kernel with layer norm inside
     return [removed[key] for key in names if key in removed]
+
+
+def frozen_layers(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
+    """The reason, with a remedy, why layers with frozen weights cannot get new ones; empty if there are none."""
+    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    names = dict.fromkeys(layer.name for layer in plan.layers() if layer.path in frozen)
+    reason = "frozen (requires_grad is False), so the weights that the method draws or sets to zero would never train"
+    remedy = "unfreeze them for the conversion, convert before freezing, or convert only the part that is trained"
+    return {f"{listed(names)}: {reason}": remedy} if names else {}
 
 
 def fixed_weights(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
@@ -274,3 +302,18 @@ def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Genera
         token.copy_(draw.normal_(generator=generator))
         rescaled.append(Rescaled(name, 1 / before if before else 0.0))
     return rescaled
+
+
+def reparametrize_layers_(model: nn.Module, hidden: Iterable[Layer], method: Method) -> list[Added]:
+    """Give every hidden layer the method's kind of weight, and a bias if the method's layers have one."""
+    modules = dict(model.named_modules())
+    added = []
+    for layer in {(layer.name, layer.parameter): layer for layer in hidden}.values():
+        module = modules[layer.name]
+        if method.weight != "plain":
+            reparametrize_(module, method.weight, transposed=layer.transposed)
+            added.append(Added(layer.name, f"{method.weight.replace('_', ' ')} layer"))
+        if method.layer_bias and isinstance(module, WEIGHT_LAYERS) and module.bias is None:
+            module.bias = nn.Parameter(module.weight.new_zeros(module.weight.shape[0]))
+            added.append(Added(layer.name, "bias per channel"))
+    return added

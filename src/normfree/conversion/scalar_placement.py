@@ -1,4 +1,4 @@
-"""Give any model the scalars and weight layers of a method.
+"""Give any model the scalars of a method.
 
 Scalars stand around weight layers, or around a block that returns a sum:
 
@@ -23,7 +23,6 @@ from normfree.graph.observer import ADDITIONS, RECTIFIERS
 from normfree.methods import Method
 from normfree.nn.normalizers import is_norm
 from normfree.nn.scalars import ScalarName, add_scalar_, signals_of, unscalable
-from normfree.nn.weight_layers import WEIGHT_LAYERS, reparametrize_
 from normfree.plan import Branch, Layer, ResidualPlan
 
 _RELUS = RECTIFIERS | {"leaky_relu", "leaky_relu_", "leakyrelu", "prelu"}
@@ -98,21 +97,6 @@ def add_scalars_(model: nn.Module, scalars: Scalars) -> list[Added]:
     return [
         Added(f"{name}.{scalar}", start.kind, start.value, start.learnable) for (name, scalar), start in scalars.items()
     ]
-
-
-def reparametrize_layers_(model: nn.Module, hidden: Iterable[Layer], method: Method) -> list[Added]:
-    """Give every hidden layer the method's kind of weight, and a bias if the method's layers have one."""
-    modules = dict(model.named_modules())
-    added = []
-    for layer in {(layer.name, layer.parameter): layer for layer in hidden}.values():
-        module = modules[layer.name]
-        if method.weight != "plain":
-            reparametrize_(module, method.weight, transposed=layer.transposed)
-            added.append(Added(layer.name, f"{method.weight.replace('_', ' ')} layer"))
-        if method.layer_bias and isinstance(module, WEIGHT_LAYERS) and module.bias is None:
-            module.bias = nn.Parameter(module.weight.new_zeros(module.weight.shape[0]))
-            added.append(Added(layer.name, "bias per channel"))
-    return added
 
 
 class _Placing:

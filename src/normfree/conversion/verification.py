@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from normfree.conversion.passes import (
-    BIASES,
-    PassCount,
-    PassResult,
-    first_module,
-    floats_of,
-    forward_and_backward,
-    zeros_of,
-)
+from normfree.conversion.inspection import Inspection, whole_blocks
+from normfree.conversion.passes import BIASES, MethodError, Passes, Test, floats_of, holds_one_value
 from normfree.graph.experts import same_in_others
-from normfree.graph.flow import tensors_of
+from normfree.methods import Method
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
 
@@ -32,149 +27,262 @@ _FEW_CLASSES = 2.0  # of two classes, a softmax is as sure as that of many only 
 _BEHIND = 3  # a step moves a weight by about 1e-3, so the gradient behind three zeros is about 1e-9 of a usual one
 
 
-class Verification:
-    """Compares a converted model with the behaviour of its original.
+@dataclass
+class _Findings:
+    """The result of a comparison.
 
     Attributes:
         reasons: The reasons to refuse the model.
         notes: Notes on what needs care.
+        found_by: How the reasons were found.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        example: Any,
-        plan: ResidualPlan,
-        before: PassResult,
-        passes: PassCount,
-    ) -> None:
-        self.reasons: list[str] = []
-        self.notes: list[str] = []
-        self._model, self._example, self._plan, self._before, self._passes = model, example, plan, before, passes
-        self._locate = False
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    found_by: Test = "forward"
 
-    def compare_outputs(
+
+class Verification:
+    """Runs an original, and compares the converted model with it.
+
+    Attributes:
+        passes: The passes through the model.
+        is_given: Whether the original ran, so that there is something to compare with.
+    """
+
+    def __init__(self, model: nn.Module, example: Any, facts: Inspection, heads: Collection[str] = ()) -> None:
+        self.passes = Passes(model, example, facts.plan)
+        self.is_given = False
+        self._model, self._example, self._facts, self._heads = model, example, facts, heads
+        self._outputs: tuple[Tensor, ...] = ()
+        self._learning: list[str] | None = None
+
+    def run_original(self) -> None:
+        """Run the model before it is converted."""
+        with self.passes.forward(self._facts.norms) as run:
+            self._outputs, self._learning = run.outputs, run.reached()
+        self.is_given = True
+
+    def compare(
         self,
         out: Any,
-        growth: float,
-        heads: Collection[str],
+        method: Method,
+        values: Sequence[Mapping[str, float]],
+        as_before: Callable[[], AbstractContextManager[None]],
         *,
-        backward: bool = True,
-        may_stop: bool = True,
-        locate: bool = True,
-    ) -> bool:
-        """Compare the scale of the outputs, how much they differ between samples, and the first loss.
+        trial: Test | None = None,
+        growing: Sequence[str] = (),
+    ) -> list[str]:
+        """Compare the scale of the outputs, how much they differ between samples, the first loss, and what learns.
 
         The converted model runs forward and, if nothing is wrong so far, backward. Its zeros get small random values.
+        A baseline, such as 'xavier', is not refused.
 
         Args:
             out: The output of the converted model on the example, at its initial values. Default: that of the pass
                 with small values in place of zeros.
-            growth: The factor by which the method lets the variance grow.
-            heads: The names of the output layers that return class scores; of a single output layer it need not be
-                given.
-            backward: Whether to run backward, too.
-            may_stop: Whether not to run backward if something is wrong already.
-            locate: Whether reasons name the first module that shows them, which costs another pass.
+            method: The method.
+            values: The initial values of its scalars at each branch.
+            as_before: Returns a context in which the model is the original.
+            trial: In a trial, by 'forward' nothing runs backward. Outside of one, reasons name the first module that
+                shows them, which costs another pass.
+            growing: Notes on sums that enlarge the signal.
 
         Returns:
-            Whether what learns can be compared, too.
+            Notes on what needs care.
+
+        Raises:
+            MethodError: With the reasons, if the converted model differs too much.
         """
+        plan, growth = self._facts.plan, expected_growth(self._facts.plan, values)
+        norm_free = method.kind == "norm-free"
+        goes_on = trial != "forward"
+        with self.passes.forward(graph=goes_on) as run:
+            found = self._compare_outputs(run.outputs, out, growth, locate=False)
+            goes_on = goes_on and not (found.reasons and norm_free)
+            learning = run.learning() if goes_on else None
+        if found.reasons and trial is None:
+            found = self._compare_outputs(run.outputs, out, growth, locate=True)
+        if goes_on:
+            self._compare_learning(learning, found, as_before)
+        if not found.reasons or not norm_free:
+            return [*found.notes, *found.reasons]
+        self.require_usable()
+        heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not self._heads else ""
+        whole = whole_blocks(plan)
+        text = (
+            f"{type(self._model).__name__} cannot be converted by '{method.name}': "
+            f"{'; '.join((*found.reasons, *whole, *growing))}{heads}"
+        )
+        raise ValueError(text) if whole else MethodError(text, found.found_by)
 
-        def is_sound(outputs: Sequence[Tensor]) -> bool:
-            self._compare(tuple(t.detach() for t in outputs), out, growth, heads)
-            wrong = bool(self.reasons)
-            self.reasons, self.notes = [], []
-            return not (wrong and may_stop)
+    def require_usable(self) -> None:
+        """Refuse an example on which the original fails, too, or whose values are all the same.
 
-        self._after = forward_and_backward(self._model, self._example, self._plan, graph=backward, proceed=is_sound)
-        backward = backward and self._after.learning is not None
-        self._passes.add(backward=backward)
-        self._locate = locate
-        self._compare(self._after.outputs, out, growth, heads)
-        return backward or not self.reasons
+        Raises:
+            ValueError: With the reason and a remedy.
+        """
+        name = type(self._model).__name__
+        if not all(t.isfinite().all() for t in self._outputs):
+            raise ValueError(
+                f"expected finite outputs of {name} on the example, got NaN or infinity before anything was changed; "
+                "check the example and the model's weights"
+            )
+        if holds_one_value(self._example):
+            raise ValueError(
+                f"expected an example with different values, got one value everywhere, on which {name} cannot be "
+                "judged; pass a batch of the data, or torch.randn"
+            )
 
-    def _compare(self, after: tuple[Tensor, ...], out: Any, growth: float, heads: Collection[str]) -> None:
-        before = self._before.outputs
-        self.reasons += self._scale(before, after, growth)
-        self.reasons += self._alike_samples(before, after)
-        shown = after if out is None else out
-        self.reasons += _first_loss(self._model, self._plan, shown, self._before, heads, self.notes, growth)
-        if _holds_one_value(self._example):
-            self.notes.append(
+    def _compare_outputs(self, after: tuple[Tensor, ...], out: Any, growth: float, *, locate: bool) -> _Findings:
+        found = _Findings()
+        pairs = [(i, a, b) for i, (a, b) in enumerate(zip(self._outputs, after, strict=False))]
+        self._compare_scales([pair for pair in pairs if pair[1].shape == pair[2].shape], growth, found, locate=locate)
+        self._compare_first_loss(floats_of(after if out is None else out), growth, found)
+        if holds_one_value(self._example):
+            found.notes.append(
                 "all values of the example are the same, so the checks say little; pass a batch of the data"
             )
+        return found
 
-    def compare_learning(
-        self, learned: Callable[[Collection[str]], Collection[str]], experts: Sequence[Sequence[str]] = ()
-    ) -> bool:
+    def _compare_scales(
+        self, pairs: Sequence[tuple[int, Tensor, Tensor]], growth: float, found: _Findings, *, locate: bool
+    ) -> None:
+        """Compare outputs by their root mean squares, and by how much they differ between samples.
+
+        A converted model may repair the scale of an original that explodes or vanishes, so the scale 1 is near, too. A
+        method that lets the variance grow may do so.
+        """
+
+        def place(wrong: Callable[[Tensor], bool]) -> str:
+            return f"from {self.passes.first_module(wrong)} on" if locate else "in a trial"
+
+        for i, old, new in pairs:
+            was, now = _rms(old), _rms(new)
+            large, small = now / max(was, 1.0), now / min(was or 1.0, 1.0)
+            if old.numel() < 2 or not was or (large <= _LARGE_NOTED and small >= _SMALL_NOTED):
+                continue
+            text = f"output {i} is {compact(now / was)} times as large as the original's"
+            if not (large < _LARGE * growth**0.5 and small > _SMALLEST):
+                found.reasons.append(f"{text}, {place(_is_large if large > 1 else _is_small)}")
+            elif large > _LARGE_NOTED:
+                found.notes.append(
+                    f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed"
+                )
+            else:
+                found.notes.append(f"{text}; plain SGD may learn slowly at first")
+        for i, old, new in pairs:
+            if old.dim() and old.shape[0] > 1 and new.any():
+                was, now = _spread(old), _spread(new)
+                if was > _ALIKE and now < _ALIKE * was:
+                    where = place(partial(_differs_less, _ALIKE * was))
+                    found.reasons.append(
+                        f"output {i} is the same for all samples, {where} (they differ by {compact(now)} of its "
+                        f"size, in the original by {compact(was)})"
+                    )
+
+    def _compare_first_loss(self, outputs: Sequence[Tensor], growth: float, found: _Findings) -> None:
+        """Compare the cross-entropy of random classes with that of a uniform guess, log C.
+
+        Normal scores of variance σ² have the loss log C + σ²/2. At twice log C a softmax freezes: it gives nearly all
+        weight to a few classes, at random. An original that starts high may do so again, and so may a method that
+        lets the signal grow. A new classifier turns features of variance `growth` into scores of a third of it.
+        """
+        layers = self._facts.plan.classifier
+        known = [layer for layer in layers if layer.name in self._heads or (not self._heads and len(layers) == 1)]
+        for layer in known:
+            weight = getattr(self._model.get_submodule(layer.name), layer.parameter)
+            classes = weight.shape[1 if layer.transposed else 0]
+            for i, scores in enumerate(outputs):
+                axis = 1 if weight.dim() > 2 else -1
+                if classes < 2 or scores.dim() < 2 or scores.shape[axis] != classes:
+                    continue
+                loss, guess = _uniform_loss(scores, axis), math.log(classes)
+                same = i < len(self._outputs) and self._outputs[i].shape[axis] == classes
+                old = _uniform_loss(self._outputs[i], axis) if same else guess
+                frozen = max(guess, _FEW_CLASSES)
+                grown = min(growth / 6, (2 * guess * growth / 3) ** 0.5)
+                above = loss - guess - 3 * max(old - guess, 0.0)
+                if above <= frozen / 4:  # half the spread
+                    continue
+                text = (
+                    f"the first loss at '{layer.name}' is {compact(loss)}, where a uniform guess has {compact(guess)}"
+                )
+                if above > grown + frozen:
+                    found.reasons.append(text)
+                else:
+                    found.notes.append(f"{text}; a smaller learning rate at the start may be needed")
+
+    def _compare_learning(
+        self,
+        after: Mapping[str, bool] | None,
+        found: _Findings,
+        as_before: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         """Check that every parameter that learns in the original learns.
 
-        Args:
-            learned: Returns those of the named parameters that have a gradient in the original.
-            experts: The groups of experts. One that gets no samples has no gradient, though another one learns.
-
-        Returns:
-            Whether zeros stay zeros.
+        An expert that gets no samples has no gradient, though another one learns.
         """
-        before, after = self._before.learning, self._after.learning
+        before = self._learning
         if before is None or after is None:
-            self.notes.append(
+            found.notes.append(
                 "whether every parameter learns was not checked, because no output of the model has a gradient"
             )
-            return False
+            return
+        sound = not found.reasons
         held = {name for name, p in self._model.named_parameters() if p.requires_grad}
         stuck = [name for name in before if name in held and not after.get(name)]
-        with_gradient = learned(stuck) if stuck else ()
-        stuck = [name for name in stuck if name in with_gradient]
+        if stuck:  # a parameter in the graph of the original may have had no gradient
+            with as_before(), self.passes.forward(self._facts.norms) as run:
+                learned = run.learning(stuck) or {}
+            stuck = [name for name in stuck if learned.get(name)]
         why = "it had a gradient in the original and has none"
         if stuck and all(name.endswith(BIASES) for name in stuck):
-            self.notes.append(
+            found.notes.append(
                 f"'{stuck[0]}' does nothing any more: without the normalizer, the bias cancels or is not used"
             )
             stuck = []
-        idle = [name for name in stuck if any(after.get(other) for other in same_in_others(name, experts))]
+        idle = [name for name in stuck if any(after.get(other) for other in same_in_others(name, self._facts.experts))]
         if unreached := [name for name in stuck if name not in after or name in idle]:
-            self.notes.append(
+            found.notes.append(
                 f"the example does not reach '{unreached[0]}'{_more(unreached)} any more, so whether it learns was not "
                 "checked; a model that chooses its experts by values chooses others now"
             )
             stuck = [name for name in stuck if name not in unreached]
-        zeros = [] if stuck else self._stuck_zeros(after)
+        zeros = [] if stuck else self._stuck_zeros(after, found)
         if zeros:
             stuck = zeros
             why = "it starts at zero, and so does every way from it to the output, one layer behind another"
-        owners = {layer.path: branch.name for branch in self._plan.branches for layer in branch.layers}
-        for name in stuck[:1]:
-            where = f"the branch '{owners[name]}'" if name in owners else "the model"
-            self.reasons.append(f"in {where}, '{name}'{_more(stuck)} would never learn: {why}")
-        return bool(zeros)
+        if stuck:
+            owners = {layer.path: branch.name for branch in self._facts.plan.branches for layer in branch.layers}
+            where = f"the branch '{owners[stuck[0]]}'" if stuck[0] in owners else "the model"
+            found.reasons.append(f"in {where}, '{stuck[0]}'{_more(stuck)} would never learn: {why}")
+        if sound:
+            found.found_by = "zeros" if zeros else "backward"
 
-    def _stuck_zeros(self, learning: Mapping[str, bool]) -> list[str]:
+    def _stuck_zeros(self, learning: Mapping[str, bool], found: _Findings) -> list[str]:
         """The zeros that stay 0: none of their factors gets a gradient before another one does.
 
         A zero behind another zero learns one step later, and its gradient is smaller by the size of a step. Behind
         `_BEHIND` other zeros it is lost in rounding, so that it counts as stuck.
         """
-        heads = {layer.path for layer in self._plan.classifier}
-        waiting = [name for name, _ in zeros_of(self._model, self._plan) if learning.get(name)]
-        moved = [name for name in waiting if name in heads]
+        waiting = [name for name in self.passes.zeros() if learning.get(name)]
+        moved = [name for name in waiting if name in self.passes.heads]
         if len(moved) == len(waiting):
             return []
         rounds = 0
         while waiting and rounds < _BEHIND:
-            if not self._passes.allows(3):
-                self.notes.append(f"whether '{waiting[0]}'{_more(waiting)} learns was not checked, to limit the cost")
+            if not self.passes.allows(3):
+                found.notes.append(f"whether '{waiting[0]}'{_more(waiting)} learns was not checked, to limit the cost")
                 return []
-            self._passes.add(backward=True)
-            run = forward_and_backward(self._model, self._example, self._plan, replaced=moved, watched=waiting)
-            found = run.learning or {}
+            with self.passes.forward(replaced=moved) as run:
+                learned = run.learning(waiting) or {}
             # Output layers learn in the first step, and so does a zero before one of them, except where they read 0.
-            still = [name for name in moved if name in waiting and not found.get(name)]
+            still = [name for name in moved if name in waiting and not learned.get(name)]
             if still:
                 moved = [name for name in moved if name not in still]
                 continue
-            new = [name for name in waiting if found.get(name)]
+            new = [name for name in waiting if learned.get(name)]
             waiting = [name for name in waiting if name not in new]
             moved += [name for name in new if name not in moved]
             rounds += 1
@@ -182,73 +290,9 @@ class Verification:
                 break
         return waiting
 
-    def _scale(self, before: tuple[Tensor, ...], after: tuple[Tensor, ...], growth: float) -> Iterator[str]:
-        """Compare the root mean squares of outputs of the same shape.
-
-        A converted model may repair the scale of an original that explodes or vanishes, so the scale 1 is near, too. A
-        method that lets the variance grow may do so.
-        """
-        pairs = [(a, b) for a, b in zip(before, after, strict=False) if a.shape == b.shape and a.numel() > 1]
-        for i, (old, new) in enumerate(pairs):
-            was, now = _rms(old), _rms(new)
-            large, small = now / max(was, 1.0), now / min(was or 1.0, 1.0)
-            if not was or (large <= _LARGE_NOTED and small >= _SMALL_NOTED):
-                continue
-            text = f"output {i} is {compact(now / was)} times as large as the original's"
-            if not (large < _LARGE * growth**0.5 and small > _SMALLEST):
-                yield f"{text}, {self._from(_is_large if large > 1 else _is_small)}"
-            elif large > _LARGE_NOTED:
-                self.notes.append(
-                    f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed"
-                )
-            else:
-                self.notes.append(f"{text}; plain SGD may learn slowly at first")
-
-    def _alike_samples(self, before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Iterator[str]:
-        """Compare how much outputs of the same shape differ between samples, as a part of their size."""
-        for i, (old, new) in enumerate(zip(before, after, strict=False)):
-            if old.shape == new.shape and old.dim() and old.shape[0] > 1 and new.any():
-                was, now = _spread(old), _spread(new)
-                if was > _ALIKE and now < _ALIKE * was:
-                    place = self._from(partial(_differs_less, _ALIKE * was))
-                    yield (
-                        f"output {i} is the same for all samples, {place} (they differ by {compact(now)} of its "
-                        f"size, in the original by {compact(was)})"
-                    )
-
-    def _from(self, wrong: Callable[[Tensor], bool]) -> str:
-        if not self._locate:
-            return "in a trial"
-        return f"from {first_module(self._model, self._example, wrong, self._passes)} on"
-
 
 def _more(names: Sequence[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-
-
-def require_usable(model: nn.Module, example: Any, before: PassResult | None) -> None:
-    """Refuse an example on which the original fails, too, or whose values are all the same.
-
-    Raises:
-        ValueError: With the reason and a remedy.
-    """
-    name = type(model).__name__
-    if before is not None and not all(t.isfinite().all() for t in before.outputs):
-        raise ValueError(
-            f"expected finite outputs of {name} on the example, got NaN or infinity before anything was changed; check "
-            "the example and the model's weights"
-        )
-    if _holds_one_value(example):
-        raise ValueError(
-            f"expected an example with different values, got one value everywhere, on which {name} cannot be judged; "
-            "pass a batch of the data, or torch.randn"
-        )
-
-
-def _holds_one_value(example: Any) -> bool:
-    """Whether each tensor of an example holds a single value, such as 0."""
-    given = [t.flatten() for t in tensors_of(example) if t.numel() > 1]
-    return bool(given) and all(bool((t == t[0]).all()) for t in given)
 
 
 def expected_growth(plan: ResidualPlan, values: Sequence[Mapping[str, float]]) -> float:
@@ -286,45 +330,6 @@ def _is_small(tensor: Tensor) -> bool:
 
 def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt())
-
-
-def _first_loss(
-    model: nn.Module,
-    plan: ResidualPlan,
-    out: Any,
-    before: PassResult,
-    heads: Collection[str],
-    notes: list[str],
-    growth: float,
-) -> Iterator[str]:
-    """Compare the cross-entropy of random classes with that of a uniform guess, log C.
-
-    Normal scores of variance σ² have the loss log C + σ²/2. At twice log C a softmax freezes: it gives nearly all
-    weight to a few classes, at random. An original that starts high may do so again, and so may a method that lets the
-    signal grow. A new classifier turns features of variance `growth` into scores of a third of it.
-    """
-    known = [layer for layer in plan.classifier if layer.name in heads or (not heads and len(plan.classifier) == 1)]
-    outputs = floats_of(out)
-    for layer in known:
-        weight = getattr(model.get_submodule(layer.name), layer.parameter)
-        classes = weight.shape[1 if layer.transposed else 0]
-        for i, scores in enumerate(outputs):
-            axis = 1 if weight.dim() > 2 else -1
-            if classes < 2 or scores.dim() < 2 or scores.shape[axis] != classes:
-                continue
-            loss, guess = _uniform_loss(scores, axis), math.log(classes)
-            same = i < len(before.outputs) and before.outputs[i].shape[axis] == classes
-            old = _uniform_loss(before.outputs[i], axis) if same else guess
-            frozen = max(guess, _FEW_CLASSES)
-            grown = min(growth / 6, (2 * guess * growth / 3) ** 0.5)
-            above = loss - guess - 3 * max(old - guess, 0.0)
-            if above <= frozen / 4:  # half the spread
-                continue
-            text = f"the first loss at '{layer.name}' is {compact(loss)}, where a uniform guess has {compact(guess)}"
-            if above > grown + frozen:
-                yield text
-            else:
-                notes.append(f"{text}; a smaller learning rate at the start may be needed")
 
 
 def _uniform_loss(scores: Tensor, axis: int) -> float:

@@ -14,15 +14,13 @@ _Place = int | str
 """Where layers stand in a plan: the index of a branch, or the name of another part."""
 
 
-def expert_groups(model: nn.Module, flow: Flow, plan: ResidualPlan) -> list[list[str]]:
+def expert_groups(model: nn.Module, plan: ResidualPlan) -> list[list[str]]:
     """The modules of each list of experts, by name.
 
     Experts are modules of one list that have the same structure, and belong to one branch whose sum is outside of them,
     or to one other part of the network. Blocks of a network are no experts: each has a sum of its own. Neither are the
-    paths of a network that chooses nothing: an index or a mask must follow from the signal.
+    paths of a network that chooses nothing (see `Flow.chooses_by_values`).
     """
-    if not any(node.discrete and any(not source.discrete for source in node.inputs) for node in flow.nodes):
-        return []
     places = _places(plan)
     groups = []
     for name, module in model.named_modules():

@@ -208,6 +208,10 @@ class Flow:
         self.nodes.append(node)
         return node
 
+    def chooses_by_values(self) -> bool:
+        """Whether an index or a mask follows from the signal, by which the model may choose experts."""
+        return any(node.discrete and any(not source.discrete for source in node.inputs) for node in self.nodes)
+
     def release_tensors(self) -> None:
         """Drop the tensors once the recording is done."""
         self._latest.clear()
