@@ -10,14 +10,26 @@ from typing import Any
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
+from normfree_papers.claims.claim import (
+    Check,
+    Cost,
+    Measurement,
+    Scale,
+    Settings,
+    aside,
+    expect,
+    rows_claim,
+    training_claim,
+)
 from normfree_papers.claims.readings import GAP, reading, trains
 from normfree_papers.claims.seed_metrics import (
+    CHANCE_LINE,
     DEAD,
     EMBEDDED,
     SMALL,
     Columns,
     Numbers,
+    Runs,
     Trained,
     accuracy,
     best_rates,
@@ -44,7 +56,17 @@ def _networks(scale: Scale) -> dict[str, TrainConfig]:
     }
 
 
-@training_claim(
+def _precision_rows(scale: Scale) -> dict[str, TrainConfig]:
+    precisions = {"float32": "float32", "fast": "bf16" if scale == "quick" else "auto"}
+    return {
+        f"{name}, {kind}": config.with_changes(precision=precision)
+        for name, config in _networks(scale).items()
+        for kind, precision in precisions.items()
+    }
+
+
+@rows_claim(
+    _precision_rows,
     id="beyond/precision",
     where="Our control of precision",
     statement="Training in float32 gives the test errors of bf16 and mixed precision, in which runs on a GPU are made.",
@@ -65,18 +87,11 @@ def _networks(scale: Scale) -> dict[str, TrainConfig]:
     ),
     needs_data="CIFAR-10",
 )
-def precision(settings: Settings) -> Measurement:
+def precision(runs: Runs, scale: Scale) -> Measurement:
     """Test errors in float32 and in the fast precision. Reference: none; a control of our own runs."""
-    fast = "bf16" if settings.quick else "auto"
-    rows = {
-        f"{name}, {kind}": config.with_changes(precision=setting)
-        for name, config in _networks(settings.scale).items()
-        for kind, setting in (("float32", "float32"), ("fast", fast))
-    }
-    runs = settings.train_rows(rows)
     errors = runs.numbers(error)
     columns = errors.named("test error, {}")
-    for name in _networks(settings.scale):
+    for name in _networks(scale):
         columns[f"errors in float32 over fast, {name}"] = over(errors[f"{name}, float32"], errors[f"{name}, fast"])
     return Measurement(values=columns, panels=runs.learning_panel("training accuracy"))
 
@@ -128,7 +143,8 @@ def _isograd_checks() -> tuple[Check, ...]:
     )
 
 
-@training_claim(
+@rows_claim(
+    _isograd_configs,
     id="beyond/isograd",
     where="Our question B",
     statement="A ResNet-50 whose gradient is flat over the whole network trains better than with fan-out or fan-in "
@@ -142,9 +158,8 @@ def _isograd_checks() -> tuple[Check, ...]:
     quick_seeds=3,
     needs_data="CIFAR-10",
 )
-def isograd(settings: Settings) -> Measurement:
+def isograd(runs: Runs, scale: Scale) -> Measurement:
     """Test accuracy of isograd beside fan-out, fan-in and batch norm, at the rate of robust's recipe."""
-    runs = settings.train_rows(_isograd_configs(settings.scale))
     found = runs.numbers(accuracy)
     pairs = (_FLAT, _FAN_OUT), (_FLAT, _FAN_IN), (_FLAT, _NORMED), (_FAN_OUT, _FAN_IN)
     return Measurement(
@@ -260,7 +275,8 @@ def equal_budget(settings: Settings) -> Measurement:
             columns[_timed(batch)] = minus(timed, found[_NORMED, batch])
     drawn = {arm: [found[arm, batch] for batch in batches] for arm in _ARMS}
     title = "test accuracy over the batch size, at the best rate"
-    return Measurement(values=columns, panels=points_panel(title, drawn, batches, "batch size"))
+    panels = points_panel(title, drawn, at=batches, x_label="batch size", levels=(CHANCE_LINE,))
+    return Measurement(values=columns, panels=panels)
 
 
 def _at_equal_time(

@@ -14,7 +14,7 @@ from typing import Any
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, aside, expect, training_claim
+from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, aside, expect, rows_claim, training_claim
 from normfree_papers.claims.fits import exponent, geometric_means
 from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
 from normfree_papers.claims.seed_metrics import (
@@ -22,14 +22,14 @@ from normfree_papers.claims.seed_metrics import (
     DEAD,
     SMALL,
     Numbers,
+    Runs,
     accuracy,
     combined,
     error,
     mean,
     minus,
     over,
-    point_curve,
-    seeds_note,
+    points_panel,
 )
 
 # Rates at 1,000 layers, in two precisions
@@ -43,20 +43,22 @@ _AS_SHALLOW = (
 )
 
 
-def _variant_rows(scale: Scale) -> dict[str, TrainConfig]:
+def _variant_rows(scale: Scale) -> dict[tuple[str, str], TrainConfig]:
     if scale == "quick":
         chosen = ("rate 10/L", "rate 1")
         deep = recipe("depth_test", model="wrn-52-1", **SMALL)
-        return {f"{name}, float32": deep.with_changes(method=_VARIANTS[name]) for name in chosen}
+        return {(name, "float32"): deep.with_changes(method=_VARIANTS[name]) for name in chosen}
     deep = recipe("depth_test", model="wrn-1000-1")
     return {
-        f"{name}, {precision}": deep.with_changes(method=method, precision=setting)
+        (name, precision): deep.with_changes(method=method, precision=setting)
         for name, method in _VARIANTS.items()
         for precision, setting in _PRECISIONS.items()
     }
 
 
-@training_claim(
+@rows_claim(
+    _variant_rows,
+    "{}, {}",
     id="beyond/scalar_rate",
     where="Our question A, at 1,000 layers",
     statement="At 1,000 layers it is the rate of the scalar biases, not the precision, that decides whether Fixup "
@@ -100,33 +102,24 @@ def _variant_rows(scale: Scale) -> dict[str, TrainConfig]:
     ),
     needs_data="CIFAR-10",
 )
-def scalar_rate(settings: Settings) -> Measurement:
+def scalar_rate(runs: Runs, scale: Scale) -> Measurement:
     """Accuracy of a deep network for five rates of its scalars. Reference: none; fixup, equation 5, without biases."""
-    runs = settings.train_rows(_variant_rows(settings.scale))
     found = runs.numbers(accuracy)
-    columns = found.named("accuracy, {}")
+    columns = found.named("accuracy, {}, {}")
     values: dict[str, list[float]] = {}
-    if not settings.quick:
+    if scale == "full":
         errors = runs.numbers(error)
-        ratios = [over(*(errors[f"{name}, {precision}"] for precision in _PRECISIONS)) for name in _STEADY]
+        ratios = [over(*(errors[name, precision] for precision in _PRECISIONS)) for name in _STEADY]
         columns["errors in float32 over mixed"] = combined(ratios, mean)
         for name in _VARIANTS:
-            columns[f"float32 - mixed, {name}"] = minus(*(found[f"{name}, {precision}"] for precision in _PRECISIONS))
-        tenth = [number for precision in _PRECISIONS for number in found[f"rate 0.1, {precision}"].values()]
+            columns[f"float32 - mixed, {name}"] = minus(*(found[name, precision] for precision in _PRECISIONS))
+        tenth = [number for precision in _PRECISIONS for number in found["rate 0.1", precision].values()]
         values |= {"trains, rate 0.1": [float(number > DEAD) for number in tenth]} if tenth else {}
-    names = tuple(name for name in _VARIANTS if any(found.get(f"{name}, {precision}") for precision in _PRECISIONS))
-    curves = tuple(
-        curve
-        for precision in _PRECISIONS
-        for curve in point_curve(precision, [found.get(f"{name}, {precision}", {}) for name in names])
-    )
-    panels: tuple[Panel, ...] = ()
-    if curves:
-        note = seeds_note(curves)
-        panels = (Panel("test accuracy", curves, "%", "", False, note=note, levels=(CHANCE_LINE,), names=names),)
+    names = tuple(name for name in _VARIANTS if any(found.get((name, precision)) for precision in _PRECISIONS))
+    drawn = {precision: [found.get((name, precision), {}) for name in names] for precision in _PRECISIONS}
     return Measurement(
         values={**columns, **values},
-        panels=panels,
+        panels=points_panel("test accuracy", drawn, names=names, levels=(CHANCE_LINE,)),
         notes=("a diverged run counts as chance",),
     )
 
@@ -168,8 +161,7 @@ def extrapolated(points: Mapping[int, float], at: int) -> float:
     return math.exp(centre[1] + slope * (math.log(at) - centre[0]))
 
 
-def _row(multiple: float, depth: int) -> str:
-    return f"{multiple:g}/L, {depth:,} layers"
+_WORDS = "{:g}/L, {:,} layers"
 
 
 @training_claim(
@@ -202,10 +194,10 @@ def _row(multiple: float, depth: int) -> str:
             "test accuracy at 10,000 layers with the scalars at ten times the predicted rate, in %: it does not train",
             why=does_not_train("predicts"),
         ),
-        aside(f"accuracy, {_row(10, 40)}", low=DEAD, scale="quick").reading(
+        aside(f"accuracy, {_WORDS.format(10, 40)}", low=DEAD, scale="quick").reading(
             "test accuracy at 40 layers of the stand-in with the scalars at 10/L, in %: it trains", why=trains()
         ),
-        expect(f"accuracy, {_row(10, 16)}", low=DEAD, scale="quick").reading(
+        expect(f"accuracy, {_WORDS.format(10, 16)}", low=DEAD, scale="quick").reading(
             "test accuracy at 16 layers of the stand-in with the scalars at 10/L, in %: it trains", why=trains()
         ),
     ),
@@ -218,24 +210,17 @@ def scalar_rate_law(settings: Settings) -> Measurement:
     small: dict[str, Any] = SMALL if settings.quick else {"precision": "mixed"}
     multiples = (10.0, 1000.0) if settings.quick else _MULTIPLES
     rows = {
-        _row(multiple, depth): recipe(
-            "depth_test", model=f"wrn-{depth}-1", method=f"fixup:scalar_lr={multiple:g}/L", **small
-        )
+        (m, depth): recipe("depth_test", model=f"wrn-{depth}-1", method=f"fixup:scalar_lr={m:g}/L", **small)
         for depth in depths
-        for multiple in multiples
+        for m in multiples
     }
-    found = settings.train_rows(rows).numbers(accuracy)
-    columns = found.named("accuracy, {}")
+    found = settings.train_rows(rows, _WORDS).numbers(accuracy)
+    columns = found.named(f"accuracy, {_WORDS}")
     limits: dict[int, dict[int, float]] = {}  # the largest rate by seed and number of branches
     inside: Numbers = {}
-    for seed in settings.seeds:
-        trained = {
-            depth: {multiple: found[_row(multiple, depth)][seed] > DEAD for multiple in multiples}
-            for depth in depths
-            if all(seed in found[_row(multiple, depth)] for multiple in multiples)
-        }
-        if len(trained) == len(depths) and not settings.quick:
-            largest = {depth: largest_stable(rates) for depth, rates in trained.items()}
+    for seed in () if settings.quick else settings.seeds:
+        if all(seed in column for column in found.values()):
+            largest = {d: largest_stable({m: found[m, d][seed] > DEAD for m in multiples}) for d in depths}
             inside[seed] = mean([float(top is not None and top < multiples[-1]) for top in largest.values()])
             limits[seed] = {branches(d): top / branches(d) for d, top in largest.items() if top is not None}
     columns["limits inside the rates tried"] = inside
@@ -260,16 +245,16 @@ def _far_away(settings: Settings, predicted: Numbers) -> dict[str, Numbers]:
     """Accuracies at 10,000 layers below and above the predicted rate, for the seeds that have a prediction."""
     deep = recipe("depth_test_10000")
     factors = {"a third of the prediction": 1 / 3, "ten times the prediction": 10.0}
+    names = {name: f"{name}, {_FAR:,} layers" for name in factors}
     wanted = {
-        f"{name}, {_FAR:,} layers, seed {seed}": deep.with_changes(
+        f"{names[name]}, seed {seed}": deep.with_changes(
             method=f"fixup:scalar_lr={factor * rate * branches(_FAR):.3g}/L", seed=seed
         )
         for name, factor in factors.items()
         for seed, rate in predicted.items()
     }
     runs = settings.train(wanted) if wanted else {}
-    columns: dict[str, Numbers] = {}
-    for name in factors:
-        ends = {seed: runs[f"{name}, {_FAR:,} layers, seed {seed}"] for seed in predicted}
-        columns[f"accuracy, {name}, {_FAR:,} layers"] = {s: accuracy(run) for s, run in ends.items() if run is not None}
-    return columns
+    return {
+        f"accuracy, {name}": {s: accuracy(run) for s in predicted if (run := runs[f"{name}, seed {s}"]) is not None}
+        for name in names.values()
+    }

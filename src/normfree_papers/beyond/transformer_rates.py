@@ -9,9 +9,10 @@ seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
@@ -25,24 +26,17 @@ _METHODS = {_BOUNDED: "fixup_bounded", _FIXUP: "fixup", _NORM: "layernorm"}
 _DEPTHS, _RATES = (6, 24, 96), (3e-4, 1e-3, 3e-3)
 _QUICK_DEPTHS, _QUICK_RATES = (2, 4), (2e-3, 6e-3)
 _TUNED = 0  # the seed by which rates are chosen
+Place = tuple[str, int]  # a method and the number of layers
 
 
-class _Place(NamedTuple):
-    """A method at a depth."""
-
-    label: str
-    depth: int
-
-
-def _run(settings: Settings, place: _Place, rate: float, seed: int) -> TrainConfig:
-    half, method = place.depth // 2, _METHODS[place.label]
+def _config(settings: Settings, label: str, depth: int, rate: float) -> TrainConfig:
+    half, method = depth // 2, _METHODS[label]
     if settings.quick:
         data = made_up_language((settings.data or Path(".data")) / "backwards")
         small = {"model": f"transformer-{half}-{half}-32-64-4", "data": data, "batch_size": 1000, "epochs": 20}
-        return recipe("translation", method=method, lr=rate, seed=seed, dropout=0.0, warmup=50, **small)
-    model = f"transformer-{half}-{half}-128-256-4"
+        return recipe("translation", method=method, lr=rate, dropout=0.0, warmup=50, **small)
     changes = {"dropout": 0.1, "epochs": 6, "warmup": 300, "beam": 1}
-    return recipe("translation", model=model, method=method, lr=rate, seed=seed, **changes)
+    return recipe("translation", model=f"transformer-{half}-{half}-128-256-4", method=method, lr=rate, **changes)
 
 
 def _loss(run: Trained) -> float:
@@ -50,73 +44,22 @@ def _loss(run: Trained) -> float:
     return math.inf if run.diverged else float(run.result["validation"]["loss"])
 
 
-class _Rates:
-    """The runs of all methods, depths and rates that are needed, in two rounds: choose the rates, then judge them."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.depths: tuple[int, ...] = _QUICK_DEPTHS if settings.quick else _DEPTHS
-        rates = _QUICK_RATES if settings.quick else _RATES
-        self.labels = (_BOUNDED, _FIXUP) if settings.quick else tuple(_METHODS)
-        places = [_Place(label, depth) for label in self.labels for depth in self.depths]
-        self.tried = self._train([(place, rate, _TUNED) for place in places for rate in rates])
-        self.best: dict[_Place, float] = {}
-        for place in places:
-            losses = {rate: _loss(self.tried[place, rate, _TUNED]) for rate in rates if self._has(place, rate)}
-            if len(losses) == len(rates):  # only then is one of them the best
-                self.best[place] = min(losses, key=lambda rate: losses[rate])
-        wanted = [(place, rate) for place in self.best for rate in self._judged(place)]
-        self.tried |= self._train([(place, rate, seed) for place, rate in wanted for seed in settings.seeds])
-
-    def _has(self, place: _Place, rate: float) -> bool:
-        return (place, rate, _TUNED) in self.tried
-
-    def _judged(self, place: _Place) -> tuple[float, ...]:
-        """The best rate of this depth, and that of the shallowest network."""
-        shallow = self.best.get(_Place(place.label, self.depths[0]))
-        return tuple({self.best[place], *([] if shallow is None else [shallow])})
-
-    def _train(self, wanted: list[tuple[_Place, float, int]]) -> dict[tuple[_Place, float, int], Trained]:
-        names = {key: f"{key[0].label}, {key[0].depth} layers, rate {key[1]:g}, seed {key[2]}" for key in wanted}
-        found = self.settings.train({name: _run(self.settings, *key) for key, name in names.items()})
-        return {key: run for key, name in names.items() if (run := found[name]) is not None}
-
-    def scores(self, place: _Place, rate: float) -> Numbers:
-        """BLEU by seed."""
-        keys = {seed: (place, rate, seed) for seed in self.settings.seeds}
-        return {seed: bleu(self.tried[key]) for seed, key in keys.items() if key in self.tried}
-
-    def at_best(self, place: _Place) -> Numbers:
-        """BLEU by seed, at the best rate of this depth."""
-        return self.scores(place, self.best[place]) if place in self.best else {}
-
-    def lost(self, place: _Place) -> Numbers:
-        """BLEU that the best rate of the shallowest network loses at this depth, by seed."""
-        shallow = _Place(place.label, self.depths[0])
-        if shallow not in self.best:
-            return {}
-        return minus(self.at_best(place), self.scores(place, self.best[shallow]))
-
-    def columns(self) -> Mapping[str, Numbers]:
-        """The numbers of all checks."""
-        out: dict[str, Numbers] = {}
-        for label in self.labels:
-            at_best = [self.at_best(_Place(label, depth)) for depth in self.depths]
-            out |= {f"{label}: BLEU at {d} layers": n for d, n in zip(self.depths, at_best, strict=True)}
-            out[f"{label}: lowest BLEU of all depths"] = combined(at_best, min)
-            out |= {f"{label}: BLEU lost at {d} layers": self.lost(_Place(label, d)) for d in self.depths[1:]}
-        for depth in self.depths:
-            ours, theirs = (self.at_best(_Place(label, depth)) for label in (_BOUNDED, _FIXUP))
-            out[f"{_BOUNDED} - {_FIXUP} at {depth} layers"] = minus(ours, theirs)
-        return out
-
-    def panel(self) -> tuple[Panel, ...]:
-        """The best rate over depth."""
-        curves = []
-        for label in self.labels:
-            found = {float(d): self.best[_Place(label, d)] for d in self.depths if _Place(label, d) in self.best}
-            curves += [Curve(label, tuple(found.values()), tuple(found))] if found else []
-        return (Panel("best learning rate", tuple(curves), "rate", "layers", log_x=True),) if curves else ()
+def _trained(
+    settings: Settings, places: Sequence[Place], rates: Sequence[float]
+) -> tuple[dict[Place, float], Mapping[tuple[str, int, float], Numbers]]:
+    """The best rate of every place, and BLEU by seed at this rate and at that of the shallowest network."""
+    rows = {(*place, rate): _config(settings, *place, rate) for place in places for rate in rates}
+    words = "{}, {} layers, rate {:g}"
+    tuned = replace(settings, seeds=(_TUNED,)).train_rows(rows, words)
+    best: dict[Place, float] = {}
+    for place in places:
+        losses = {rate: _loss(run) for rate in rates for run in tuned[*place, rate].values()}
+        if len(losses) == len(rates):  # only then is one of them the best
+            best[place] = min(losses, key=lambda rate: losses[rate])
+    shallowest = min(depth for _, depth in places)
+    judged = {place: {best[place], best.get((place[0], shallowest), best[place])} for place in best}
+    chosen = {(*place, rate): rows[*place, rate] for place, of in judged.items() for rate in of}
+    return best, settings.train_rows(chosen, words).numbers(bleu)
 
 
 _STAYS = (
@@ -170,11 +113,32 @@ _STAYS = (
 )
 def transformer_rates(settings: Settings) -> Measurement:
     """The best learning rate of three methods over depth. Reference: ours."""
-    rates = _Rates(settings)
-    ratios = {
-        f"{place.label}: best rate at {place.depth} layers over that at {rates.depths[0]}": [rate / shallow]
-        for place, rate in rates.best.items()
-        if (shallow := rates.best.get(_Place(place.label, rates.depths[0]))) is not None
-    }
-    note = f"a rate is chosen by the validation loss of seed {_TUNED}; a diverged run counts as 0 BLEU"
-    return Measurement(values={**rates.columns(), **ratios}, panels=rates.panel(), notes=(note,))
+    depths, rates = (_QUICK_DEPTHS, _QUICK_RATES) if settings.quick else (_DEPTHS, _RATES)
+    labels = (_BOUNDED, _FIXUP) if settings.quick else tuple(_METHODS)
+    best, scores = _trained(settings, list(product(labels, depths)), rates)
+
+    def score(label: str, depth: int, chosen_at: int) -> Numbers:
+        """BLEU by seed at the best rate of another depth."""
+        return scores.get((label, depth, best.get((label, chosen_at), math.nan)), {})
+
+    columns: dict[str, Numbers | list[float]] = {}
+    curves = []
+    for label in labels:
+        at_best = {depth: score(label, depth, depth) for depth in depths}
+        columns |= {f"{label}: BLEU at {depth} layers": numbers for depth, numbers in at_best.items()}
+        columns[f"{label}: lowest BLEU of all depths"] = combined(list(at_best.values()), min)
+        for depth in depths[1:]:
+            columns[f"{label}: BLEU lost at {depth} layers"] = minus(at_best[depth], score(label, depth, depths[0]))
+        found = {depth: best[label, depth] for depth in depths if (label, depth) in best}
+        curves += [Curve(label, tuple(found.values()), tuple(map(float, found)))] if found else []
+        if depths[0] in found:
+            name = f"{label}: best rate at {{}} layers over that at {depths[0]}"
+            columns |= {name.format(depth): [rate / found[depths[0]]] for depth, rate in found.items()}
+    for depth in depths:
+        ours, theirs = (score(label, depth, depth) for label in (_BOUNDED, _FIXUP))
+        columns[f"{_BOUNDED} - {_FIXUP} at {depth} layers"] = minus(ours, theirs)
+    return Measurement(
+        values=columns,
+        panels=(Panel("best learning rate", tuple(curves), "rate", "layers", log_x=True),) if curves else (),
+        notes=(f"a rate is chosen by the validation loss of seed {_TUNED}; a diverged run counts as 0 BLEU",),
+    )

@@ -203,6 +203,7 @@ class Measurement:
 
 
 Measure = Callable[[Settings], Measurement]
+MeasureRuns = Callable[[Runs, Scale], Measurement]
 
 
 def by_name(found: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -347,6 +348,26 @@ def claim(**fields: Any) -> Callable[[Measure], Measure]:
 
 training_claim = partial(claim, needs_training=True)
 """The same for a claim on training runs."""
+
+
+def rows_claim(
+    rows: Callable[[Scale], Mapping[Any, TrainConfig]], words: str = "{}", **fields: Any
+) -> Callable[[MeasureRuns], Measure]:
+    """Decorate a measurement of the training runs of a table, whose rows are trained with every seed.
+
+    Args:
+        rows: Returns the configurations of a scale by row.
+        words: The names of the runs, with the row in the braces.
+        fields: The other fields of the claim.
+    """
+
+    def add(measure: MeasureRuns) -> Measure:
+        def train(settings: Settings) -> Measurement:
+            return measure(settings.train_rows(rows(settings.scale), words), settings.scale)
+
+        return training_claim(**fields)(train)
+
+    return add
 
 
 def all_claims() -> tuple[Claim, ...]:

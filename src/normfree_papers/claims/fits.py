@@ -1,4 +1,4 @@
-"""Curves over depth: the numbers that describe them (factor per block, straight line, exponent), and their chart."""
+"""Curves over depth: the numbers that describe them (factor per block, straight line, exponent), charts and tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from normfree.report.panels import Curve, Panel
+from normfree.report.tables import Column, Table
 
 
 def factor_per_block(values: Sequence[float], stages: Sequence[int], *, backward: bool = False) -> float:
@@ -80,6 +81,16 @@ def chart(
     """The panel of curves by name; `options` are further ones of `Panel`."""
     drawn = tuple(Curve(name, tuple(values)) for name, values in curves.items())
     return Panel(title, drawn, y_label, x_label, x=tuple(map(float, x)), **options)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[Table, ...]:
+    """The table of these rows; none without rows.
+
+    >>> table("Widths", ("layer", "width"), [("first", "8")])[0].rows, table("Widths", ("layer", "width"), [])
+    ((('first', '8'),), ())
+    """
+    lines = tuple(map(tuple, rows))
+    return (Table(title, tuple(map(Column, columns)), lines),) if lines else ()
 
 
 def _mean(values: Sequence[float]) -> float:

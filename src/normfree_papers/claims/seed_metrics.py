@@ -13,7 +13,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from normfree.report.panels import Curve, Panel, ReferenceLine
-from normfree.report.tables import Column, Table
+from normfree.report.tables import Table
+from normfree_papers.claims.fits import table
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -127,9 +128,8 @@ class Columns(dict[Any, Numbers]):
 
     def accuracy_table(self, rows_are: str = "row") -> tuple[Table, ...]:
         """The table of test accuracies, with the mean over the seeds; none without numbers."""
-        rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in self.items() if numbers)
-        columns = (Column(rows_are), Column("mean over seeds", "right"))
-        return (Table("Test accuracy, %", columns, rows),) if rows else ()
+        rows = ((row, f"{mean(numbers.values()):.2f}") for row, numbers in self.items() if numbers)
+        return table("Test accuracy, %", (rows_are, "mean over seeds"), rows)
 
     def paper_panel(self, title: str, paper: Mapping[str, float]) -> tuple[Panel, ...]:
         """The panel of printed beside measured values; none if either is missing."""
@@ -137,8 +137,7 @@ class Columns(dict[Any, Numbers]):
             return ()
         names = tuple(row for row in self if self[row] or row in paper)
         printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
-        curves = (*point_curve("paper", printed), *point_curve("measured here", [self[row] for row in names]))
-        return (Panel(title, curves, "%", "", log_y=False, note=seeds_note(curves), names=names),)
+        return points_panel(title, {"paper": printed, "measured here": [self[row] for row in names]}, names=names)
 
 
 class Runs(dict[Any, dict[int, Trained]]):
@@ -210,22 +209,24 @@ def seeds_note(curves: Sequence[Curve]) -> str:
 def points_panel(
     title: str,
     found: Mapping[str, Sequence[Numbers]],
-    at: Sequence[float],
-    x_label: str,
-    levels: Sequence[ReferenceLine] = (),
+    y_label: str = "%",
+    *,
+    at: Sequence[float] | None = None,
     crossed: Mapping[str, Sequence[int]] | None = None,
+    note: str = "",
+    x_label: str = "",
+    **options: Any,
 ) -> tuple[Panel, ...]:
-    """The panel of accuracies over depths, rates or batch sizes, one curve per row; none without numbers.
+    """The panel of one point per column, one curve per row; none without numbers.
 
+    The points stand at the `names` among the options of the panel, or over the depths, rates or batch sizes of `at`.
     `crossed` are the points of each row whose runs diverged; they are drawn as a cross.
     """
-    crossed = crossed or {}
-    curves = [c for row, columns in found.items() for c in point_curve(row, columns, crossed.get(row, ()), at)]
-    if not curves:
-        return ()
-    lines = (CHANCE_LINE, *levels)
-    note = "; ".join(filter(None, (DIVERGED if any(crossed.values()) else "", seeds_note(curves))))
-    return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=note),)
+    marks = crossed or {}
+    curves = tuple(c for row, columns in found.items() for c in point_curve(row, columns, marks.get(row, ()), at))
+    notes = "; ".join(filter(None, (note, seeds_note(curves))))
+    panel: dict[str, Any] = {"log_y": False, "log_x": at is not None, "note": notes, **options}
+    return (Panel(title, curves, y_label, x_label, **panel),) if curves else ()
 
 
 # Sweeps over learning rates
@@ -337,10 +338,12 @@ class Sweep:
             label: [i for i, seeds in enumerate(over_depth) if any(run.diverged for run in seeds.values())]
             for label, over_depth in best.items()
         }
+        note = DIVERGED if any(crossed.values()) else ""
+        over_depths: dict[str, Any] = {"at": self.depths, "x_label": "layers", "levels": (CHANCE_LINE,)}
         for title, number in (("test", accuracy), ("training", training_accuracy)):
             drawn = {
                 label: [{seed: number(run) for seed, run in seeds.items()} for seeds in over_depth]
                 for label, over_depth in best.items()
             }
-            found += points_panel(f"{title} accuracy, {images}", drawn, self.depths, "layers", crossed=crossed)
+            found += points_panel(f"{title} accuracy, {images}", drawn, crossed=crossed, note=note, **over_depths)
         return tuple(found)

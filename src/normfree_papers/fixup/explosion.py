@@ -14,9 +14,8 @@ from torch import Tensor
 from normfree.diagnostics.bounds import BlockBound, Bounds, SetBound, gradient_bounds
 from normfree.diagnostics.propagation import propagate
 from normfree.models import Network, build
-from normfree.report import Column, Table
-from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
-from normfree_papers.claims.fits import chart, decades, factor_per_block, geometric_means, straight_line
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
+from normfree_papers.claims.fits import chart, decades, factor_per_block, geometric_means, straight_line, table
 
 ROUNDING = "the inequality itself, for every draw; 1e-6 is left for rounding in float64"
 
@@ -202,24 +201,22 @@ def _bounds_by_seed(settings: Settings) -> dict[int, dict[int, Bounds]]:
 )
 def thm1(settings: Settings) -> Measurement:
     """Gradients at block inputs and their bounds. Reference: fixup, Theorem 1, equation 2; appendix A.1."""
-    smallest, deviation, growth, control = [], [], [], []
+    numbers: list[dict[str, float]] = []
     shown: dict[int, tuple[BlockBound, ...]] = {}
     for seed, bounds in _bounds_by_seed(settings).items():
         found = {depth: both.blocks for depth, both in bounds.items()}
         shown = shown or found
         blocks = [b for of in found.values() for b in of]
-        smallest.append(min(b.ratio for b in blocks))
-        deviation.append(max(b.deviation for b in blocks))
-        growth.append(decades([found[16][1].bound, found[40][1].bound]))
         normed = _bounds(settings, "batchnorm", 16, seed).blocks
-        control.append(max(b.deviation for b in normed[1:-1]))
+        one = {
+            "smallest gradient over bound": min(b.ratio for b in blocks),
+            "largest deviation of the directional derivative": max(b.deviation for b in blocks),
+            "decades that the bound grows from 16 to 40 layers": decades([found[16][1].bound, found[40][1].bound]),
+            "deviation with batch norm": max(b.deviation for b in normed[1:-1]),
+        }
+        numbers.append(one)
     return Measurement(
-        values={
-            "smallest gradient over bound": smallest,
-            "largest deviation of the directional derivative": deviation,
-            "decades that the bound grows from 16 to 40 layers": growth,
-            "deviation with batch norm": control,
-        },
+        values=by_name(numbers),
         panels=tuple(
             chart(
                 f"WRN-{depth}-1, {(depth - 4) // 2} blocks",
@@ -264,26 +261,24 @@ def thm1(settings: Settings) -> Measurement:
 )
 def thm2(settings: Settings) -> Measurement:
     """Gradients of homogeneous sets and their bounds. Reference: fixup, Theorem 2, equations 3 and 4; Figure 2."""
-    smallest, deviation, growth, expectation = [], [], [], []
+    numbers: list[dict[str, float]] = []
     shown: dict[int, tuple[SetBound, ...]] = {}
     for seed, bounds in _bounds_by_seed(settings).items():
         found = {depth: both.sets for depth, both in bounds.items()}
         shown = shown or found
         everything = [s for of in found.values() for s in of]
-        smallest.append(min(s.measured / s.bound for s in everything))
-        deviation.append(max(s.deviation for s in everything))
-        growth.append(decades([found[16][0].bound, found[40][0].bound]))
-        expectation.append(_expected_over_bound(settings, seed))
+        one = {
+            "smallest gradient over bound": min(s.measured / s.bound for s in everything),
+            "largest deviation of the directional derivative": max(s.deviation for s in everything),
+            "E[G] over its bound": _expected_over_bound(settings, seed),
+            "decades that the bound grows from 16 to 40 layers": decades([found[16][0].bound, found[40][0].bound]),
+        }
+        numbers.append(one)
     rows = [
         (f"wrn-{depth}-1", s.name, f"{s.measured:.4g}", f"{s.bound:.4g}") for depth, of in shown.items() for s in of
     ]
     return Measurement(
-        values={
-            "smallest gradient over bound": smallest,
-            "largest deviation of the directional derivative": deviation,
-            "E[G] over its bound": expectation,
-            "decades that the bound grows from 16 to 40 layers": growth,
-        },
+        values=by_name(numbers),
         panels=tuple(
             chart(
                 f"WRN-{depth}-1",
@@ -294,11 +289,7 @@ def thm2(settings: Settings) -> Measurement:
             )
             for depth, sets in shown.items()
         ),
-        tables=(
-            Table(
-                "Gradients of homogeneous sets", tuple(map(Column, ("model", "set", "gradient", "bound"))), tuple(rows)
-            ),
-        ),
+        tables=table("Gradients of homogeneous sets", ("model", "set", "gradient", "bound"), rows),
         notes=(f"curves and table are those of seed {settings.seeds[0]}",),
     )
 

@@ -9,9 +9,19 @@ from __future__ import annotations
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
 from normfree_papers.claims.readings import does_not_train, printed_error, reading, trains
-from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, SMALL, accuracy, error, minus, training_accuracy
+from normfree_papers.claims.seed_metrics import (
+    CHANCE,
+    DEAD,
+    EMBEDDED,
+    SMALL,
+    Runs,
+    accuracy,
+    error,
+    minus,
+    training_accuracy,
+)
 
 # Table 1: ResNet-110
 
@@ -33,7 +43,8 @@ def _quick_check(model: str) -> Check:
     )
 
 
-@training_claim(
+@rows_claim(
+    _resnet_rows,
     id="fixup/table1",
     where="Table 1",
     statement="ResNet-110 with Fixup trains at batch norm's rate to a lower error than Xavier's at a small rate, and a "
@@ -71,21 +82,20 @@ def _quick_check(model: str) -> Check:
     departures=("bf16 on a GPU", "Xavier's rate is chosen"),
     needs_data="CIFAR-10",
 )
-def table1(settings: Settings) -> Measurement:
+def table1(runs: Runs, scale: Scale) -> Measurement:
     """Test error of ResNet-110 with Fixup, batch norm and Xavier. Reference: fixup, section 4.2, Table 1."""
-    runs = settings.train_rows(_resnet_rows(settings.scale))
     found, fitted = runs.numbers(error), runs.numbers(training_accuracy)
-    model, mark = ("ResNet-20", "ResNet-20: ") if settings.quick else ("ResNet-110", "")
+    model, mark, paper = ("ResNet-20", "ResNet-20: ", {}) if scale == "quick" else ("ResNet-110", "", _TABLE1)
     columns = {f"{mark}test error, {row}": numbers for row, numbers in found.items() if row != _XAVIER}
-    columns[f"{mark}Fixup - batch norm"] = minus(found["Fixup"], found["batch norm"])
-    columns[f"{mark}training accuracy, Fixup - batch norm"] = minus(fitted["Fixup"], fitted["batch norm"])
-    if not settings.quick:
+    columns |= found.leads(("Fixup", "batch norm")).named(mark + "{}")
+    columns |= fitted.leads(("Fixup", "batch norm")).named(mark + "training accuracy, {}")
+    if scale == "full":
         columns["Xavier - Fixup"] = minus(found["Xavier, small rate"], found["Fixup"])
         columns[f"accuracy, {_XAVIER}"] = runs.numbers(accuracy)[_XAVIER]
     return Measurement(
         values=columns,
         panels=(
-            *found.paper_panel(f"test error of {model}", {} if settings.quick else _TABLE1),
+            *found.paper_panel(f"test error of {model}", paper),
             *runs.learning_panel(f"training accuracy of {model}"),
         ),
         notes=(
@@ -105,7 +115,8 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
     return {"Fixup": recipe("fixup_wrn", **small), "batch norm": recipe("batchnorm_wrn", **small)}
 
 
-@training_claim(
+@rows_claim(
+    _wide_rows,
     id="fixup/table4",
     where="Table 4",
     statement="With mixup and Cutout, a WRN-40-10 with Fixup is as good as one with batch norm.",
@@ -131,16 +142,14 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
     departures=("bf16 on a GPU", "schedule and weight decay are those of Zagoruyko & Komodakis 2016"),
     needs_data="CIFAR-10",
 )
-def table4(settings: Settings) -> Measurement:
+def table4(runs: Runs, scale: Scale) -> Measurement:
     """Test error of a wide network with mixup and Cutout. Reference: fixup, appendix C.2, Table 4."""
-    runs = settings.train_rows(_wide_rows(settings.scale))
     found = runs.numbers(error)
-    model, mark = ("WRN-16-1", "WRN-16-1: ") if settings.quick else ("WRN-40-10", "")
-    columns = found.named(mark + "test error, {}") | found.leads(("Fixup", "batch norm")).named(mark + "{}")
+    model, mark, paper = ("WRN-16-1", "WRN-16-1: ", {}) if scale == "quick" else ("WRN-40-10", "", _TABLE4)
     return Measurement(
-        values=columns,
+        values=found.named(mark + "test error, {}") | found.leads(("Fixup", "batch norm")).named(mark + "{}"),
         panels=(
-            *found.paper_panel(f"test error of {model}", {} if settings.quick else _TABLE4),
+            *found.paper_panel(f"test error of {model}", paper),
             *runs.learning_panel(f"training accuracy of {model}, on mixed images"),
         ),
         notes=("the rows on SVHN were not run: SVHN is not at hand",),
@@ -189,7 +198,8 @@ def _printed(row: str) -> Check:
     return printed_error(row, _TABLE2[row], main=main, images=50_000)
 
 
-@training_claim(
+@rows_claim(
+    _imagenet_rows,
     id="fixup/table2",
     where="Table 2, Figures 5 and 6",
     statement="On ImageNet Fixup alone overfits, and with mixup it is on par with group norm.",
@@ -231,22 +241,20 @@ def _printed(row: str) -> Check:
         "Xavier's rate is chosen",
     ),
 )
-def table2(settings: Settings) -> Measurement:
+def table2(runs: Runs, scale: Scale) -> Measurement:
     """Test error with and without mixup. Reference: fixup, section 4.2, Table 2."""
-    runs = settings.train_rows(_imagenet_rows(settings.scale))
-    network = "ResNet-20" if settings.quick else "ResNet-50"
-    chance = CHANCE if settings.quick else 0.1  # ten classes, and a thousand
+    network, chance = ("ResNet-20", CHANCE) if scale == "quick" else ("ResNet-50", 0.1)  # ten classes, and a thousand
     found, fitted = runs.numbers(lambda run: 100 - accuracy(run, chance)), runs.numbers(training_accuracy)
     normed, plain = (fitted[f"{network}, {row}"] for row in _PLAIN)
     columns = found.named("test error, {}")
     columns[f"{network}, {_FIXUP} - {_GROUP}"] = minus(found[f"{network}, {_FIXUP}"], found[f"{network}, {_GROUP}"])
     columns[f"{network}, training error, batch norm - Fixup"] = minus(plain, normed)
-    if not settings.quick:
+    if scale == "full":
         columns["ResNet-50, Xavier - Fixup"] = minus(found["ResNet-50, Xavier"], found["ResNet-50, Fixup"])
     return Measurement(
         values=columns,
         panels=(
-            *found.paper_panel("test error", {} if settings.quick else _TABLE2),
+            *found.paper_panel("test error", {} if scale == "quick" else _TABLE2),
             *runs.learning_panel("training accuracy, on mixed images where there is mixup", chance),
         ),
     )

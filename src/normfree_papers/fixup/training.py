@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
 from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
 from normfree_papers.claims.seed_metrics import (
+    CHANCE_LINE,
     DEAD,
     SMALL,
     Runs,
@@ -33,22 +34,23 @@ def without_rule_2(depth: int) -> str:
     return f"fixup:scale={((depth - 4) // 2) ** 0.5!r}"
 
 
-def _rule_rows(scale: Scale) -> dict[str, dict[str, TrainConfig]]:
-    """The runs of each experiment: deep networks, the first epochs of a ResNet, and all its epochs."""
+def _rule_rows(scale: Scale) -> dict[tuple[str, str], TrainConfig]:
+    """The runs of three experiments: deep networks, the first epochs of a ResNet, and at full scale all its epochs."""
     small = SMALL if scale == "quick" else {}
     depth, network = (100, {"model": "resnet20"}) if scale == "quick" else (1_000, {})
     deep = {_ALONE: _RULE_2, _WITHOUT: without_rule_2(depth)}
     early = {"Fixup": "fixup", _ALONE: _RULE_2}
+    whole = {} if scale == "quick" else _PARTS
     return {
-        "deep": {row: recipe("depth_test", model=f"wrn-{depth}-1", method=m, **small) for row, m in deep.items()},
-        "early": {row: recipe("fixup_ablation", method=m, **small, **network) for row, m in early.items()},
-        "whole": {}
-        if scale == "quick"
-        else {row: recipe("fixup_cifar", method=method) for row, method in _PARTS.items()},
+        **{(r, "deep"): recipe("depth_test", model=f"wrn-{depth}-1", method=m, **small) for r, m in deep.items()},
+        **{(r, "early"): recipe("fixup_ablation", method=m, **small, **network) for r, m in early.items()},
+        **{(r, "whole"): recipe("fixup_cifar", method=m) for r, m in whole.items()},
     }
 
 
-@training_claim(
+@rows_claim(
+    _rule_rows,
+    "{}, {}",
     id="fixup/sec3",
     where="Section 3, below the three rules",
     statement="Rule 2 alone, the scaling by L^(-1/(2m-2)), is sufficient and necessary to train extremely deep "
@@ -82,19 +84,16 @@ def _rule_rows(scale: Scale) -> dict[str, dict[str, TrainConfig]]:
     departures=("bf16 or mixed precision on a GPU", "'extremely deep' is 1,000 layers here"),
     needs_data="CIFAR-10",
 )
-def sec3(settings: Settings) -> Measurement:
+def sec3(runs: Runs, scale: Scale) -> Measurement:
     """Rule 2 alone, and Fixup without other rules. Reference: fixup, section 3, text below the rules; equation 5."""
-    rows = _rule_rows(settings.scale)
-    found = settings.train_rows(
-        {(row, kind): config for kind, configs in rows.items() for row, config in configs.items()}, "{}, {}"
-    )
-    deep, early, whole = (Runs({row: found[row, kind] for row in rows[kind]}) for kind in ("deep", "early", "whole"))
+    kinds = ("deep", "early", "whole")
+    deep, early, whole = (Runs({row: of for (row, other), of in runs.items() if other == kind}) for kind in kinds)
     fitted, errors = early.numbers(training_accuracy), whole.numbers(error)
     columns = deep.numbers(accuracy).named("accuracy, {}")
     columns |= fitted.named("training accuracy, {}") | errors.named("test error, {}")
     columns |= fitted.leads(("Fixup", _ALONE))
     columns |= errors.leads(*((row, "Fixup") for row in list(errors)[1:])).named("test error, {}")
-    network = "ResNet-20" if settings.quick else "ResNet-110"
+    network = "ResNet-20" if scale == "quick" else "ResNet-110"
     return Measurement(
         values=columns,
         panels=(
@@ -175,7 +174,9 @@ def _depth_checks(scale: Scale) -> list[Check]:
     return checks
 
 
-@training_claim(
+@rows_claim(
+    _depth_rows,
+    "{}, {:,} layers",
     id="fixup/fig3",
     where="Figure 3",
     statement="After one epoch Fixup is as accurate as batch norm from 10 to 10,000 layers, where LSUV and √½ scaling "
@@ -193,23 +194,20 @@ def _depth_checks(scale: Scale) -> list[Check]:
     needs_data="CIFAR-10",
     version=2,
 )
-def fig3(settings: Settings) -> Measurement:
+def fig3(runs: Runs, scale: Scale) -> Measurement:
     """Test accuracy after the first epoch over depth. Reference: fixup, section 4.1, Figure 3."""
-    rows = _depth_rows(settings.scale)
-    runs = settings.train_rows(rows, "{}, {:,} layers")
     found, errors = runs.numbers(accuracy), runs.numbers(error)
     columns = found.named("accuracy, {}, {:,} layers")
-    for method, depth in rows:
+    for method, depth in runs:
         if method in ("Fixup", _SLOW):
             ratio = over(errors[method, depth], errors["batch norm", depth])
             columns[f"errors over batch norm's, {method}, {depth:,} layers"] = ratio
-    depths = _DEPTHS[settings.scale]
-    methods = dict.fromkeys(method for method, _ in rows)
+    depths, methods = _DEPTHS[scale], dict.fromkeys(method for method, _ in runs)
     drawn = {method: [found.get((method, depth), {}) for depth in depths] for method in methods}
-    title = "test accuracy after one epoch of " + ("the embedded images" if settings.quick else "CIFAR-10")
+    title = "test accuracy after one epoch of " + ("the embedded images" if scale == "quick" else "CIFAR-10")
     return Measurement(
         values=columns,
-        panels=points_panel(title, drawn, depths, "layers"),
+        panels=points_panel(title, drawn, at=depths, x_label="layers", levels=(CHANCE_LINE,)),
         notes=(
             "a diverged run counts as chance; the paper prints no numbers for this figure",
             "the paper gives no rate for the scalars here; a tenth is that of the authors' code, and of the text where "
@@ -240,7 +238,8 @@ def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
     return {row: recipe("fixup_ablation", method=method, **small) for row, method in _ABLATIONS.items()}
 
 
-@training_claim(
+@rows_claim(
+    _ablation_rows,
     id="fixup/fig4",
     where="Figure 4",
     statement="Without biases, with a smaller scale or without branches ResNet-110 learns more slowly in its first 3 "
@@ -272,17 +271,16 @@ def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
     needs_data="CIFAR-10",
     version=2,
 )
-def fig4(settings: Settings) -> Measurement:
+def fig4(runs: Runs, scale: Scale) -> Measurement:
     """Training accuracy in the first three epochs without parts of Fixup. Reference: fixup, appendix C.1, Figure 4.
 
     Differs: the mean over the third epoch, since runs log once per epoch.
     """
-    runs = settings.train_rows(_ablation_rows(settings.scale))
     found, errors = runs.numbers(training_accuracy), runs.numbers(lambda run: 100 - training_accuracy(run))
     columns = found.named("training accuracy, {}") | found.leads(*_LOSES)
     columns["training errors over batch norm's"] = over(errors["Fixup"], errors["batch norm"])
     return Measurement(
         values=columns,
-        panels=runs.learning_panel(f"training accuracy of {'ResNet-20' if settings.quick else 'ResNet-110'}"),
+        panels=runs.learning_panel(f"training accuracy of {'ResNet-20' if scale == 'quick' else 'ResNet-110'}"),
         notes=("a diverged run counts as chance",),
     )

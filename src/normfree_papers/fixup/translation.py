@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from normfree.report import Column, Table
-from normfree.report.panels import Panel
+from normfree.report import Table
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, training_claim
-from normfree_papers.claims.seed_metrics import Runs, bleu, minus, point_curve, seeds_note
+from normfree_papers.claims.fits import table
+from normfree_papers.claims.seed_metrics import Runs, bleu, minus, points_panel
 from normfree_papers.claims.translation_runs import made_up_language
 
 _METHODS: dict[str, dict[str, Any]] = {
@@ -28,6 +28,7 @@ _METHODS: dict[str, dict[str, Any]] = {
     "dynamic tanh": {"method": "dyt"},
 }
 _FEW = ("layer norm", "Fixup")
+_TOKENS = "target tokens predicted in training"
 
 
 def _small(settings: Settings, row: str) -> TrainConfig:
@@ -40,17 +41,13 @@ def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Me
     """Train every row, and measure its BLEU and its lead over layer norm."""
     runs = settings.train_rows(rows)
     found = runs.numbers(bleu)
-    panels = runs.learning_panel("target tokens predicted in training", chance=None)
     here = {row: numbers for row, numbers in found.items() if numbers}
-    if curves := tuple(point_curve("measured here", list(here.values()))):
-        names = tuple(here)
-        panels = (
-            Panel("test sentences", curves, "BLEU", "", log_y=False, note=seeds_note(curves), names=names),
-            *panels,
-        )
     return Measurement(
         values=found.named("BLEU, {}") | found.leads(*((row, "layer norm") for row in rows if row != "layer norm")),
-        panels=panels,
+        panels=(
+            *points_panel("test sentences", {"measured here": list(here.values())}, "BLEU", names=tuple(here)),
+            *runs.learning_panel(_TOKENS, chance=None),
+        ),
         tables=_files(runs),
         notes=(note, "a diverged run counts as 0"),
     )
@@ -61,9 +58,8 @@ def _files(runs: Runs) -> tuple[Table, ...]:
     recorded = (run.result.get("inputs") for seeds in runs.values() for run in seeds.values())
     inputs: dict[str, Any] = next((found for found in recorded if found), {})
     files = [(split, file) for split, of in inputs.items() for file in of]
-    rows = tuple((split, file["name"], f"{file['bytes']:,}", file["sha256"]) for split, file in files)
-    columns = (Column("split"), Column("file"), Column("bytes", "right"), Column("sha256"))
-    return (Table("The text files", columns, rows),) if rows else ()
+    rows = ((split, file["name"], f"{file['bytes']:,}", file["sha256"]) for split, file in files)
+    return table("The text files", ("split", "file", "bytes", "sha256"), rows)
 
 
 def _checks(low: float, why: str, scale: Scale) -> tuple[Check, ...]:
@@ -87,6 +83,7 @@ _SMALL_WHY = (
 _LIMIT = (
     "our reading of the word 'matches': a loss of more than 0.3 BLEU refutes it, since the paper counts 0.3 as a gain"
 )
+_BOTH_SCALES = (*_checks(-0.3, _LIMIT, "full"), *_checks(-10.0, _SMALL_WHY, "quick"))
 _WORDS_DEPART = "one vocabulary of both languages, whose embedding is also the output layer, so that it is not 0"
 _MEMORY_DEPART = "L = 30 in the attention over the memory, as in the text, where the authors' code has 12"
 _NO_AVERAGE = "the last weights, not an average of checkpoints; the paper does not say which it has"
@@ -138,11 +135,7 @@ def table3(settings: Settings) -> Measurement:
     columns = found.named("BLEU, {}")
     for data in _DATA:
         columns[f"{data}: Fixup - layer norm"] = minus(found[f"{data}: Fixup"], found[f"{data}: layer norm"])
-    return Measurement(
-        values=columns,
-        panels=runs.learning_panel("target tokens predicted in training", chance=None),
-        tables=_files(runs),
-    )
+    return Measurement(values=columns, panels=runs.learning_panel(_TOKENS, chance=None), tables=_files(runs))
 
 
 @training_claim(
@@ -154,10 +147,7 @@ def table3(settings: Settings) -> Measurement:
     "the data by normfree data prepare --source multi30k.train.de --target multi30k.train.en (full); one layer each on "
     "made-up sentences and the same backwards (quick).",
     cost=Cost(quick_seconds=60, full_seconds=6300, device="gpu"),
-    checks=(
-        *_checks(-0.3, _LIMIT, "full"),
-        *_checks(-10.0, _SMALL_WHY, "quick"),
-    ),
+    checks=_BOTH_SCALES,
     needs_data="Multi30k",
     proxy="Multi30k in place of IWSLT",
     version=2,
@@ -188,10 +178,7 @@ def multi30k(settings: Settings) -> Measurement:
     "and the 2,000 before them validation, because most lines of the original test file and a quarter of the "
     "validation file are not German (full); made-up sentences and the same backwards (quick).",
     cost=Cost(quick_seconds=60, full_seconds=7200, device="gpu"),
-    checks=(
-        *_checks(-0.3, _LIMIT, "full"),
-        *_checks(-10.0, _SMALL_WHY, "quick"),
-    ),
+    checks=_BOTH_SCALES,
     needs_data="Europarl-200k",
     proxy="Europarl in place of IWSLT",
     version=2,

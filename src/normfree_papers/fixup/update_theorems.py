@@ -16,7 +16,7 @@ from normfree import theory
 from normfree.diagnostics.updates import measure_updates
 from normfree.models import build
 from normfree.plan import Layer
-from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
 from normfree_papers.claims.fits import chart, exponent, means
 
 # Theorem 3: the update of a network
@@ -321,26 +321,24 @@ def thm4(settings: Settings) -> Measurement:
         small.append(rows[3])
     numbers = [value for curve in good.values() for value in curve]
     curves = {**good, "all 1 (control)": large[0], "too small (control)": small[0]}
-    values: dict[str, float | list[float]] = {
+    exact = {
         "spread where the condition holds": max(numbers) / min(numbers),
         "exponent where factors are 1": sum(exponent(depths, c) for c in large) / len(large),
         "exponent where factors are too small": sum(exponent(depths, c) for c in small) / len(small),
         "deviation of the step from equation 17": max(off),
     }
-    widths: list[float] = []
+    drawn: list[dict[str, float]] = []
     for seed in settings.each_seed():
-        widths.append(bottleneck_factor(seed))
+        one = {}
         for m in _LAYERS:
             found = {L: layer_factors(L, m, 32, seed) for L in _BRANCHES[: 2 if settings.quick else 3]}
-            slope = exponent(list(found), [_others(factors) for factors in found.values()])
             moves = [L * _scalar_step(factors, rate) / rate for L, factors in found.items()]
-            for name, value in (
-                (f"exponent of the other factors, m = {m}", slope),
-                (f"L·|ΔF|/η of the library's factors, m = {m}", sum(moves) / len(moves)),
-            ):
-                values.setdefault(name, []).append(value)  # type: ignore[union-attr]
+            slope = exponent(list(found), [_others(factors) for factors in found.values()])
+            one[f"exponent of the other factors, m = {m}"] = slope
+            one[f"L·|ΔF|/η of the library's factors, m = {m}"] = sum(moves) / len(moves)
+        drawn.append({**one, "√L times the other factors, ResNet-50": bottleneck_factor(seed)})
     return Measurement(
-        values={**values, "√L times the other factors, ResNet-50": widths},
+        values={**exact, **by_name(drawn)},
         panels=(chart("how far a scalar branch moves", curves, "L · |ΔF|/η", "branches L", x=depths, log_x=True),),
     )
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
-from normfree.report import Column, Table
+from normfree.report import Table
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect
-from normfree_papers.claims.fits import chart, means
+from normfree_papers.claims.fits import chart, means, table
 from normfree_papers.normdead.float64 import ROUNDING, WHY_ROUNDING, apart, generator, normal, rounding, undisturbed
 from normfree_papers.normdead.single_layer import layer_values
 
@@ -289,7 +289,7 @@ def sec5_2(settings: Settings) -> Measurement:
                 note="at the output of the first layer of every branch, which batch norm follows where there is one",
             ),
         ),
-        tables=(_pieces(values),),
+        tables=_pieces(values),
         notes=(
             "the regularization that the section names needs training, and is not measured here",
             "weights of the last layer of a pre-activation branch are not scale-invariant under batch norm, since no "
@@ -298,7 +298,7 @@ def sec5_2(settings: Settings) -> Measurement:
     )
 
 
-def _pieces(values: dict[str, list[float]]) -> Table:
+def _pieces(values: dict[str, list[float]]) -> tuple[Table, ...]:
     def cell(name: str) -> str:
         value = sum(values[name]) / len(values[name])
         return "0" if abs(value) <= ROUNDING else f"{value:.2g}"
@@ -320,5 +320,5 @@ def _pieces(values: dict[str, list[float]]) -> Table:
         ("affine shift", "the layers' own bias", "by definition", cell("bias, centred weight norm")),
         ("gradient centred over the batch", "nothing", *both("gradient's mean over the batch")),
     )
-    columns = (Column("what batch norm does"), Column("stands for it"), Column("batch norm"), Column("NF-ResNet"))
-    return Table("Relative deviation from doing it in full", columns, rows)
+    columns = ("what batch norm does", "stands for it", "batch norm", "NF-ResNet")
+    return table("Relative deviation from doing it in full", columns, rows)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from normfree.nn.normalizers import ActivationName, NormName, activation, normalizer
 from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS, WeightKind
-from normfree.report import Column, Table
+from normfree.report import Table
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim, expect
+from normfree_papers.claims.fits import table
 from normfree_papers.normdead.float64 import ROUNDING, generator, normal, undisturbed
 
 _FACTOR = 3.0  # no power of two, which would change no digit
@@ -266,7 +267,7 @@ def sec2_3(settings: Settings) -> Measurement:
     ]
     return Measurement(
         values=values,
-        tables=tuple(_table(kind, values) for kind in found),
+        tables=tuple(one for kind in found for one in _table(kind, values)),
         notes=(
             "; ".join(f"{name}: {text}" for name, (text, _) in CHANGES.items()),
             "a weight shift adds one number to all features of an input, and to all channels of a pixel: layer and "
@@ -277,12 +278,11 @@ def sec2_3(settings: Settings) -> Measurement:
     )
 
 
-def _table(kind: str, values: dict[str, list[float]]) -> Table:
+def _table(kind: str, values: dict[str, list[float]]) -> tuple[Table, ...]:
     """The table of relative changes, with the invariances by name."""
     rows = []
     for name, spec in NORMALIZERS.items():
         if kind in spec.kinds:
             measured = (fmean(values[f"{name}, {change}, {kind}"]) for change in CHANGES)
             rows.append((name, *("invariant" if value <= ROUNDING else f"{value:.2g}" for value in measured)))
-    columns = (Column("normalizer"), *(Column(change, "right") for change in CHANGES))
-    return Table(f"Relative change of the output, {kind}", columns, tuple(rows))
+    return table(f"Relative change of the output, {kind}", ("normalizer", *CHANGES), rows)

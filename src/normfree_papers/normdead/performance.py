@@ -17,11 +17,13 @@ from normfree.models.third_party import create_model
 from normfree.report.panels import ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
 from normfree_papers.claims.seed_metrics import (
+    CHANCE_LINE,
     DEAD,
     EMBEDDED,
     Columns,
+    Runs,
     accuracy,
     combined,
     minus,
@@ -89,7 +91,8 @@ def _on_par() -> tuple[Check, ...]:
     )
 
 
-@training_claim(
+@rows_claim(
+    _rows,
     id="normdead/sec4_3",
     where="Section 4.3",
     statement="NF-ResNets with standard regularization perform on par with ResNets that use batch norm, and outperform "
@@ -107,13 +110,12 @@ def _on_par() -> tuple[Check, ...]:
         "one rate of 0.1 for all rows; beyond/equal_budget tunes it",
     ),
 )
-def sec4_3(settings: Settings) -> Measurement:
+def sec4_3(runs: Runs, scale: Scale) -> Measurement:
     """Test accuracy of NF beside batch norm. Reference: normdead, section 4.3."""
-    runs = settings.train_rows(_rows(settings.scale))
     found = runs.numbers(accuracy)
     columns = found.named("test accuracy, {}") | runs.numbers(training_accuracy).named("training accuracy, {}")
     columns |= found.leads((_NF, _BATCH_NORM), (_CLIPPED, _BATCH_NORM))
-    if not settings.quick:
+    if scale == "full":
         columns |= found.leads(*((_regularized(row), _regularized(_BATCH_NORM)) for row in (_NF, _CLIPPED)))
         gains = {row: minus(found[_regularized(row)], found[row]) for row in (_NF, _BATCH_NORM)}
         columns["gain by mixup, NF less batch norm"] = minus(gains[_NF], gains[_BATCH_NORM])
@@ -127,8 +129,14 @@ def sec4_3(settings: Settings) -> Measurement:
 
 # Section 5.2: adaptive clipping in place of what batch norm does in the backward pass
 
-_RATES = (0.1, 0.4, 1.6, 6.4)
-_QUICK_RATES = (0.1, 1.6)
+_RATES: dict[Scale, tuple[float, ...]] = {"quick": (0.1, 1.6), "full": (0.1, 0.4, 1.6, 6.4)}
+
+
+def _clipping_rows(scale: Scale) -> dict[tuple[str, float], TrainConfig]:
+    base = recipe("nfnet_cifar", model="preact_resnet18", epochs=20, batch_size=512, warmup=0.0)
+    if scale == "quick":
+        base = base.with_changes(**_SMALL, epochs=1, batch_size=128)
+    return {(row, rate): base.with_changes(lr=rate, **arm) for row, arm in _ARMS.items() for rate in _RATES[scale]}
 
 
 def steps_that_train(accuracies: list[float], trains: float) -> float:
@@ -159,7 +167,9 @@ def _clipping_checks() -> tuple[Check, ...]:
     return tuple(checks)
 
 
-@training_claim(
+@rows_claim(
+    _clipping_rows,
+    "{}, lr {:g}",
     id="normdead/sec5_2_clipping",
     where="Section 5.2 (backward pass)",
     statement="Adaptive gradient clipping is an effective alternative to what batch norm does in the backward pass: NF "
@@ -174,20 +184,15 @@ def _clipping_checks() -> tuple[Check, ...]:
     proxy=_PROXY,
     departures=("a rate trains if the test accuracy is at least 50 % (quick: 20 %)",),
 )
-def sec5_2_clipping(settings: Settings) -> Measurement:
+def sec5_2_clipping(runs: Runs, scale: Scale) -> Measurement:
     """The largest rate that trains with and without clipping. Reference: normdead, section 5.2; Brock 2021b."""
-    base = recipe("nfnet_cifar", model="preact_resnet18", epochs=20, batch_size=512, warmup=0.0)
-    if settings.quick:
-        base = base.with_changes(**_SMALL, epochs=1, batch_size=128)
-    trains = DEAD if settings.quick else 50.0
-    rates = _QUICK_RATES if settings.quick else _RATES
-    rows = {(row, rate): base.with_changes(lr=rate, **arm) for row, arm in _ARMS.items() for rate in rates}
-    found = settings.train_rows(rows, "{}, lr {:g}").numbers(accuracy)
+    found, rates, trains = runs.numbers(accuracy), _RATES[scale], DEAD if scale == "quick" else 50.0
     drawn = {row: [found[row, rate] for rate in rates] for row in _ARMS}
     steps = Columns({row: combined(of, lambda ones: steps_that_train(ones, trains)) for row, of in drawn.items()})
     columns = steps | steps.leads((_CLIPPED, _BATCH_NORM), (_CLIPPED, _NF))
-    title, levels = "test accuracy over the learning rate", [ReferenceLine("trains", trains)]
-    panels = points_panel(title, drawn, rates, "learning rate", levels)
+    levels = (CHANCE_LINE, ReferenceLine("trains", trains))
+    title, x_label = "test accuracy over the learning rate", "learning rate"
+    panels = points_panel(title, drawn, at=rates, x_label=x_label, levels=levels)
     return Measurement(values=Columns(columns).named("steps of the rate, {}"), panels=panels)
 
 
@@ -215,7 +220,8 @@ def _regnet_configs(scale: Scale) -> dict[str, TrainConfig]:
     }
 
 
-@training_claim(
+@rows_claim(
+    _regnet_configs,
     id="normdead/sec4_3_regnet",
     where="Section 4.3 (RegNets)",
     statement="Introducing the NF-ResNet scheme into naive RegNets reduces their performance gap to EfficientNets.",
@@ -240,12 +246,11 @@ def _regnet_configs(scale: Scale) -> dict[str, TrainConfig]:
     lacks="ImageNet",
     departures=("the recipe, with mixup of 0.2 and without stronger augmentation, is ours",),
 )
-def sec4_3_regnet(settings: Settings) -> Measurement:
+def sec4_3_regnet(runs: Runs, scale: Scale) -> Measurement:
     """Gaps of RegNets to EfficientNet-B0, and their normalizers. Reference: normdead, section 4.3."""
-    runs = settings.train_rows(_regnet_configs(settings.scale))
     found = runs.numbers(accuracy)
     columns = found.named("test accuracy, {}")
-    if not settings.quick:
+    if scale == "full":
         gaps = [minus(found[_EFFICIENT], found[row]) for row in (_NAIVE, _NF_REGNET)]
         columns["gap to EfficientNet-B0, naive less NF"] = minus(*gaps)
     return Measurement(

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.curvature import Hessian
-from normfree.report import Column, Table
 from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
-from normfree_papers.claims.fits import chart, means
+from normfree_papers.claims.fits import chart, means, table
 from normfree_papers.normdead.float64 import apart, generator, normal, rounding
 
 _SAMPLES, _FEATURES = 2000, 8
@@ -187,12 +186,10 @@ def eq1(settings: Settings) -> Measurement:
                 note="whitened data are done after one step, and losses below 1e-16 are drawn there",
             ),
         ),
-        tables=(
-            Table(
-                "Largest over smallest eigenvalue of the Hessian",
-                (Column("data"), Column("condition number", "right")),
-                tuple((form, f"{fmean([s[0] / s[-1] for s in spectra[form]]):.4g}") for form in _FORMS),
-            ),
+        tables=table(
+            "Largest over smallest eigenvalue of the Hessian",
+            ("data", "condition number"),
+            ((form, f"{fmean([s[0] / s[-1] for s in spectra[form]]):.4g}") for form in _FORMS),
         ),
         notes=("centring alone need not lower the condition number: μμᵀ lifts the smallest eigenvalues too",),
     )

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
-from normfree.report import Column, Table
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
-from normfree_papers.claims.fits import chart, means
+from normfree_papers.claims.fits import chart, means, table
 from normfree_papers.normdead.float64 import apart, generator, normal
 
 _DEPTH, _WIDTH, _BATCH = 16, 256, 64  # of a quick run
@@ -244,20 +243,12 @@ def sec4_1(settings: Settings) -> Measurement:
                 note="the larger, the more alike the signals of different inputs",
             ),
         ),
-        tables=(
-            Table(
-                f"After {depth} blocks",
-                (
-                    Column("rule"),
-                    Column("formula"),
-                    Column("mean square", "right"),
-                    Column("expected", "right"),
-                    Column("share of channels' squared mean", "right"),
-                ),
-                tuple(
-                    (name, r.text, f"{growth[name][-1]:.4g}", f"{r.growth(depth)[-1]:.4g}", f"{shares[name][-1]:.2f}")
-                    for name, r in RULES.items()
-                ),
+        tables=table(
+            f"After {depth} blocks",
+            ("rule", "formula", "mean square", "expected", "share of channels' squared mean"),
+            (
+                (name, r.text, f"{growth[name][-1]:.4g}", f"{r.growth(depth)[-1]:.4g}", f"{shares[name][-1]:.2f}")
+                for name, r in RULES.items()
             ),
         ),
         notes=(

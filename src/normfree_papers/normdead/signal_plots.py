@@ -7,7 +7,7 @@ ResNet-50 with the 7×7 stem and max pooling of ImageNet, on white noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -26,8 +26,9 @@ _STAGES = (3, 4, 6, 3)
 _SLOPE = 1 - 1 / math.pi
 
 
-def _size(settings: Settings) -> int:
-    return 96 if settings.quick else 224
+def _images(settings: Settings) -> tuple[int, int]:
+    """The number of images and their size."""
+    return (4, 96) if settings.quick else (8, 224)
 
 
 def bordered_growth(size: int) -> list[float]:
@@ -48,7 +49,7 @@ def bordered_growth(size: int) -> list[float]:
 
 def _signal(settings: Settings, method: str, seed: int, *, padding: Padding = "zeros") -> Signal:
     """The signal of the paper's network on white noise; as in its listing, the stem has He's gain of 2, too."""
-    batch, size = 4 if settings.quick else 8, _size(settings)
+    batch, size = _images(settings)
     g = torch.Generator().manual_seed(seed)
     model = build("resnet50", method, form="pre", padding_mode=padding, generator=g)
     if "nf:" not in method:
@@ -75,7 +76,7 @@ def _measure(
 
 
 def _setting(settings: Settings) -> str:
-    batch, size = 4 if settings.quick else 8, _size(settings)
+    batch, size = _images(settings)
     return f"{batch} images of N(0, 1) noise, {size}×{size} (the paper: 1,000 of 224×224); seeds {list(settings.seeds)}"
 
 
@@ -128,7 +129,7 @@ def fig4(settings: Settings) -> Measurement:
     plain, normed = found["without batch norm"], found["batch norm"]
     lines = [_lines(curve, stages) for curve in normed["variance"]]
     starts = [i - 1 for i in stage_starts(stages)]
-    bordered = bordered_growth(_size(settings) // 4)
+    bordered = bordered_growth(_images(settings)[1] // 4)
     values = {
         "factor a block over 2 less the border, without": [
             factor_per_block(curve, stages) / factor_per_block(bordered, stages) for curve in plain["variance"]
@@ -244,19 +245,17 @@ def fig5(settings: Settings) -> Measurement:
     normed, he = found["batch norm"], found["NF, He"]
     scaled, free = found["NF, standardized"], found["NF, standardized, no border"]
     expected = [v for stage in theory.nf_output_variance(_STAGES, 1.0) for v in stage]
-    shares = [[v / e for v, e in zip(curve, expected, strict=True)] for curve in free["variance"]]
+    every = [expected] * len(settings.seeds)
     values = {
         "variance against batch norm, nf_he": _apart(he["variance"], normed["variance"]),
         "squared mean against batch norm, nf_he": _apart(he["mean"], normed["mean"]),
         "branch variance, largest over smallest, nf_he": [max(c) / min(c) for c in he["branch"]],
         "branch variance, largest over smallest, nf": [max(c) / min(c) for c in free["branch"]],
-        "variance over expectation, largest, nf": [max(share) for share in shares],
-        "variance over expectation, smallest, nf": [min(share) for share in shares],
-        "squared mean over variance, nf": _shares(free["mean"], free["variance"]),
-        "squared mean over variance, nf_he": _shares(he["mean"], he["variance"]),
-        "variance over expectation with zero padding, nf": [
-            min(v / e for v, e in zip(curve, expected, strict=True)) for curve in scaled["variance"]
-        ],
+        "variance over expectation, largest, nf": _extreme(max, free["variance"], every),
+        "variance over expectation, smallest, nf": _extreme(min, free["variance"], every),
+        "squared mean over variance, nf": _extreme(max, free["mean"], free["variance"]),
+        "squared mean over variance, nf_he": _extreme(max, he["mean"], he["variance"]),
+        "variance over expectation with zero padding, nf": _extreme(min, scaled["variance"], every),
     }
 
     def panel(title: str, names: Sequence[str], key: str, exact: Sequence[float] = (), note: str = "") -> Panel:
@@ -288,12 +287,12 @@ def fig5(settings: Settings) -> Measurement:
 
 def _apart(curves: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> list[float]:
     """The largest factor between two curves, for every seed."""
-    return [
-        max(max(a / b, b / a) for a, b in zip(curve, other, strict=True))
-        for curve, other in zip(curves, others, strict=True)
-    ]
+    return list(map(max, _extreme(max, curves, others), _extreme(max, others, curves)))
 
 
-def _shares(parts: Sequence[Sequence[float]], wholes: Sequence[Sequence[float]]) -> list[float]:
-    """The largest ratio of two curves, for every seed."""
-    return [max(a / b for a, b in zip(part, whole, strict=True)) for part, whole in zip(parts, wholes, strict=True)]
+def _extreme(
+    of: Callable[[list[float]], float], curves: Sequence[Sequence[float]], others: Sequence[Sequence[float]]
+) -> list[float]:
+    """The largest or smallest ratio of two curves, for every seed."""
+    pairs = zip(curves, others, strict=True)
+    return [of([a / b for a, b in zip(curve, other, strict=True)]) for curve, other in pairs]

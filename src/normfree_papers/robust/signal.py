@@ -188,15 +188,14 @@ def _figure(depth: int, settings: Settings) -> Measurement:
     Differs: our "classical ResNet" has identity shortcuts except where the shape changes. With batch norm it has the
     1×1 convolutions of Table 1 in every block; a second curve shows batch norm with identity shortcuts.
     """
-    values: dict[str, float | list[float]] = {}
+    values: dict[str, list[float]] = {}
     forward: dict[str, tuple[float, ...]] = {}
     backward: dict[str, tuple[float, ...]] = {}
-    stages: list[int] = []
-    found: dict[str, list[Signal]] = {}
+    found: dict[str, list[Signal]] = {name: [] for name in LEGEND}
     for name, seed in settings.each_seed_of(LEGEND):
-        found.setdefault(name, []).append(_signal(depth, name, seed, settings))
+        found[name].append(_signal(depth, name, seed, settings))
+    stages = [s.stage for s in found["idshort"][0].sums]
     for name, label in LEGEND.items():
-        stages = [s.stage for s in found[name][0].sums]
         ahead = [signal.series("sum") for signal in found[name]]
         back = [signal.series("sum_gradient") for signal in found[name]]
         values[f"forward a block, {name}"] = [factor_per_block(curve, stages) for curve in ahead]
@@ -206,13 +205,11 @@ def _figure(depth: int, settings: Settings) -> Measurement:
         forward[label], backward[label] = geometric_means(ahead), geometric_means(back)
     for name in _WEIGHTS:
         exact = derived_decades(depth, name)
-        values[f"backward decades over the derived, {name}"] = [
-            measured - exact for measured in _listed(values, f"backward decades, {name}")
-        ]
+        values[f"backward decades over the derived, {name}"] = [v - exact for v in values[f"backward decades, {name}"]]
     values |= _comparisons(values)
     learnable = _signal(depth, "learnscalar", settings.seeds[0], settings).series("sum_gradient")
     fixed = found["idshort"][0].series("sum_gradient")
-    values["LearnScalar against IdShort"] = max(abs(a / b - 1) for a, b in zip(learnable, fixed, strict=True))
+    values["LearnScalar against IdShort"] = [max(abs(a / b - 1) for a, b in zip(learnable, fixed, strict=True))]
     # Twelve curves in one panel would be a tangle.
     panels = tuple(
         chart(
@@ -236,21 +233,15 @@ def _figure(depth: int, settings: Settings) -> Measurement:
     )
 
 
-def _listed(values: Mapping[str, float | list[float]], name: str) -> list[float]:
-    found = values[name]
-    assert isinstance(found, list)
-    return found
-
-
-def _comparisons(values: Mapping[str, float | list[float]]) -> dict[str, list[float]]:
+def _comparisons(values: Mapping[str, list[float]]) -> dict[str, list[float]]:
     """How much less the proposed rules change gradient and signal than their controls, seed by seed."""
     compared = {}
     for name in _KEPT:
-        ours, control = (_listed(values, f"backward decades, {which}") for which in (name, f"{name}_in"))
+        ours, control = (values[f"backward decades, {which}"] for which in (name, f"{name}_in"))
         compared[f"change by fan-in less change by fan-out, {name}"] = [
             abs(theirs) - abs(mine) for mine, theirs in zip(ours, control, strict=True)
         ]
-        signal, plain = (_listed(values, f"forward decades, {which}") for which in (name, "he_in"))
+        signal, plain = (values[f"forward decades, {which}"] for which in (name, "he_in"))
         compared[f"forward growth of a plain ResNet less change, {name}"] = [
             theirs - abs(mine) for mine, theirs in zip(signal, plain, strict=True)
         ]

@@ -10,9 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.models import build
-from normfree.report import Column, Table
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim, near
-from normfree_papers.claims.fits import chart
+from normfree_papers.claims.fits import chart, table
 
 _SHORTCUTS = {
     "BatchNorm": "batchnorm_convshort",
@@ -113,7 +112,7 @@ def table1(settings: Settings) -> Measurement:
     return Measurement(
         values=values,
         panels=panels,
-        tables=(Table("Parameters and FLOPs", tuple(map(Column, columns)), tuple(rows)),),
+        tables=table("Parameters and FLOPs", columns, rows),
         notes=("the BatchNorm rows have a 1×1 convolution in every shortcut, which is why they count as ConvShort",),
     )
 

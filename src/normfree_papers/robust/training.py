@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from normfree.report import Column, Table
+from normfree.report import Table
 from normfree.report.panels import Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Scale, Settings, aside, expect, register
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
+from normfree_papers.claims.fits import table
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
@@ -27,8 +28,7 @@ from normfree_papers.claims.seed_metrics import (
     combined,
     mean,
     minus,
-    point_curve,
-    seeds_note,
+    points_panel,
 )
 from normfree_papers.robust.signal import BROCK, PROPOSED
 
@@ -69,9 +69,10 @@ class _Figure:
             return run.with_changes(model=self.stand_in, randaugment=(0, 0), **_SMALL)
         return run.with_changes(model=f"preact_resnet{self.depth}", epochs=EPOCHS)
 
-    def rows(self, scale: Scale) -> tuple[str, ...]:
-        """The rows of the caption, and with Figure 3 at full scale those beside it."""
-        return (*ROWS, *BESIDE) if self.number == 3 and scale == "full" else tuple(ROWS)
+    def rows(self, scale: Scale) -> dict[str, TrainConfig]:
+        """The runs of the caption, and with Figure 3 at full scale those beside it."""
+        rows = ROWS | BESIDE if self.number == 3 and scale == "full" else ROWS
+        return {row: self.config(row, scale) for row in rows}
 
 
 FIGURES = (
@@ -205,15 +206,13 @@ def _lead(first: str, second: str) -> str:
 # Measurement
 
 
-def _measure(figure: _Figure, settings: Settings) -> Measurement:
+def _measure(figure: _Figure, runs: Runs, scale: Scale) -> Measurement:
     """Train every row of the caption, and measure test and training accuracy.
 
     Reference: robust, section 4, Figure 3; appendix A, Figures 6 and 7.
     Differs: the test accuracy is measured once, at the end; the paper plots it for every epoch.
     """
-    network = figure.network(settings.scale)
-    runs = settings.train_rows({row: figure.config(row, settings.scale) for row in figure.rows(settings.scale)})
-    found = runs.numbers(accuracy)
+    network, found = figure.network(scale), runs.numbers(accuracy)
     columns = found.named(_accuracy_of("{}", network))
     others = (_NORMED, *_OTHERS, *(row for row in BESIDE if row in found))
     for first, second in ((_NORMED, _CONV), *((_CONV, row) for row in others)):
@@ -225,31 +224,24 @@ def _measure(figure: _Figure, settings: Settings) -> Measurement:
         values=columns,
         panels=(*runs.learning_panel(f"{network}: training accuracy"), *_tested(network, runs, found)),
         tables=_table(network, runs, found),
-        notes=_notes(figure, settings.scale),
+        notes=_notes(figure, scale),
     )
 
 
 def _tested(network: str, runs: Runs, found: Columns) -> tuple[Panel, ...]:
     """The panel of final test accuracies by kind of shortcut; diverged runs are crossed, and batch norm is a line."""
-    curves = []
-    for name, rows in (("proposed", list(PROPOSED.values())), ("Brock", list(BROCK.values()))):
-        crossed = [i for i, row in enumerate(rows) if any(run.diverged for run in runs[row].values())]
-        curves += point_curve(name, [found[row] for row in rows], crossed)
-    if not curves:
-        return ()
+    drawn = {"proposed": PROPOSED.values(), "Brock": BROCK.values()}
     normed = found[_NORMED].values()
-    levels = [CHANCE_LINE, *([ReferenceLine(_NORMED, mean(normed))] if normed else [])]
-    return (
-        Panel(
-            f"{network}: test accuracy at the end",
-            tuple(curves),
-            "%",
-            x_label="",
-            log_y=False,
-            note="; ".join(filter(None, (DIVERGED, seeds_note(curves)))),
-            levels=tuple(levels),
-            names=tuple(map(_short, PROPOSED.values())),
-        ),
+    return points_panel(
+        f"{network}: test accuracy at the end",
+        {name: [found[row] for row in rows] for name, rows in drawn.items()},
+        names=tuple(map(_short, PROPOSED.values())),
+        crossed={
+            name: [i for i, row in enumerate(rows) if any(run.diverged for run in runs[row].values())]
+            for name, rows in drawn.items()
+        },
+        levels=(CHANCE_LINE, *([ReferenceLine(_NORMED, mean(normed))] if normed else [])),
+        note=DIVERGED,
     )
 
 
@@ -263,7 +255,7 @@ def _table(network: str, runs: Runs, found: Columns) -> tuple[Table, ...]:
             ends = [f"diverged at step {run.result['steps']}" if run.diverged else "finished" for run in seeds.values()]
             rows.append((row, f"{mean(found[row].values()):.2f}", ", ".join(last), ", ".join(ends)))
     columns = ("row", "test accuracy, %", "training accuracy of the last epoch, %", "ended")
-    return (Table(f"{network} after training", tuple(map(Column, columns)), tuple(rows)),) if rows else ()
+    return table(f"{network} after training", columns, rows)
 
 
 def _notes(figure: _Figure, scale: Scale) -> tuple[str, ...]:
@@ -284,25 +276,22 @@ def _notes(figure: _Figure, scale: Scale) -> tuple[str, ...]:
 
 for _figure in FIGURES:
     _brock = "so can those with Brock's at this depth" if _figure.brock_trains else "those with Brock's cannot"
-    register(
-        Claim(
-            id=f"robust/fig{_figure.number}",
-            where=f"Figure {_figure.number}",
-            statement=f"ResNet-{_figure.depth} with the three shortcuts and the proposed weights can be trained on "
-            f"CIFAR-10, {_brock}, and ConvShort closes the gap to batch norm.",
-            paper_value=f"plots of training and test accuracy, no number: {_figure.reading}",
-            how=f"All seven rows of the caption, three seeds: pre-activation ResNet-{_figure.depth} by the recipe "
-            f"robust_cifar, {EPOCHS} epochs, tested at the end; a residual MLP of as many blocks and layers a block on "
-            "small images (quick).",
-            cost=_figure.cost,
-            departures=(
-                "the test accuracy is taken once, at the end",
-                f"epochs ({EPOCHS}), weight decay (5e-4) and RandAugment (2, 9) are ours: the paper gives none of them",
-            ),
-            version=2,
-            needs_data="CIFAR-10",
-            needs_training=True,
-            checks=_checks(_figure),
-            measure=partial(_measure, _figure),
+    rows_claim(
+        _figure.rows,
+        id=f"robust/fig{_figure.number}",
+        where=f"Figure {_figure.number}",
+        statement=f"ResNet-{_figure.depth} with the three shortcuts and the proposed weights can be trained on "
+        f"CIFAR-10, {_brock}, and ConvShort closes the gap to batch norm.",
+        paper_value=f"plots of training and test accuracy, no number: {_figure.reading}",
+        how=f"All seven rows of the caption, three seeds: pre-activation ResNet-{_figure.depth} by the recipe "
+        f"robust_cifar, {EPOCHS} epochs, tested at the end; a residual MLP of as many blocks and layers a block on "
+        "small images (quick).",
+        cost=_figure.cost,
+        departures=(
+            "the test accuracy is taken once, at the end",
+            f"epochs ({EPOCHS}), weight decay (5e-4) and RandAugment (2, 9) are ours: the paper gives none of them",
         ),
-    )
+        version=2,
+        needs_data="CIFAR-10",
+        checks=_checks(_figure),
+    )(partial(_measure, _figure))

@@ -12,9 +12,9 @@ import torch
 from normfree.data import load
 from normfree.diagnostics.curvature import Curvature, top_eigenvalue
 from normfree.models import build
-from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
+from normfree_papers.claims.fits import table
 from normfree_papers.claims.seed_metrics import point_curve, seeds_note
 
 _HE = "PyTorch default, He directions"
@@ -103,20 +103,18 @@ def table2(settings: Settings) -> Measurement:
     values: dict[str, list[float]] = {
         f"log10 λ, {name}": [c.log10 for c in curvatures] for name, curvatures in found.items()
     }
-    own = values["log10 λ, proposed"]
-    for name in (*_BASELINES, _HE):
-        values[f"{name} - proposed"] = [a - b for a, b in zip(values[f"log10 λ, {name}"], own, strict=True)]
-    default = values["log10 λ, PyTorch default"]
-    values[f"{_HE} - PyTorch default"] = [a - b for a, b in zip(values[f"log10 λ, {_HE}"], default, strict=True)]
+    for name, other in (*((name, "proposed") for name in (*_BASELINES, _HE)), (_HE, "PyTorch default")):
+        pairs = zip(values[f"log10 λ, {name}"], values[f"log10 λ, {other}"], strict=True)
+        values[f"{name} - {other}"] = [a - b for a, b in pairs]
     values["largest residual"] = [
         max(found[name][i].residual / abs(found[name][i].eigenvalue) for name in _ALL)
         for i in range(len(settings.seeds))
     ]
     printed = {name: f"{value:.2f}" for name, (value, _) in _PRINTED.items()}
-    rows = tuple(
+    rows = [
         (name, printed.get(name, ""), f"{fmean(values[f'log10 λ, {name}']):.2f}", str(found[name][0].products))
         for name in _ALL
-    )
+    ]
     measured = point_curve("measured here", [dict(enumerate(values[f"log10 λ, {name}"])) for name in _ALL])
     history = tuple(Curve(name, tuple(abs(v) for v in c[0].history)) for name, c in found.items())
     return Measurement(
@@ -136,12 +134,10 @@ def table2(settings: Settings) -> Measurement:
             ),
             Panel(f"the estimate of λ, seed {settings.seeds[0]}", history, "|λ|", x_label="Hessian-vector products"),
         ),
-        tables=(
-            Table(
-                f"log10 λ of {model_name} on {count} images",
-                tuple(map(Column, ("initialization", "paper, WRN-40-10", "measured", "products"))),
-                rows,
-            ),
+        tables=table(
+            f"log10 λ of {model_name} on {count} images",
+            ("initialization", "paper, WRN-40-10", "measured", "products"),
+            rows,
         ),
         notes=(
             "the table's second row, ResNet-164 on CIFAR-100, was not run: CIFAR-100 is not at hand",

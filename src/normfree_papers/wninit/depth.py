@@ -6,9 +6,12 @@ not available; the recipes and `how` state our choices.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 from normfree.report.panels import Curve, Panel
+from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.readings import does_not_train, reading, trains
@@ -29,7 +32,7 @@ from normfree_papers.claims.seed_metrics import (
 
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}
-_DECADES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # down to the smallest that the text names
+_DECADES: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # down to the smallest that the text names
 _SMALL: dict[str, Any] = {**EMBEDDED, "flip": False}
 _EMBEDDED, _CIFAR = "the embedded images", "CIFAR-10"
 
@@ -39,19 +42,23 @@ def _only(depth: int, quick: tuple[int, ...]) -> Scale | None:
     return None if depth in quick else "full"
 
 
+def _networks(kind: str, depths: Iterable[int], width: int, **changes: Any) -> dict[int, TrainConfig]:
+    """The MLPs or CNNs of these depths; the classifier is one more layer."""
+    return {d: recipe(f"wninit_{kind}", model=f"{kind}-{d + 1}-{width}", **changes) for d in depths}
+
+
 # Figure 2: fully connected networks
 
 _MLP_DEPTHS, _MLP_QUICK = (10, 20, 50, 100, 200), (20, 50)
+_CHOSEN = ("the supplement with the settings was not available: width, epochs and rates are chosen",)
 
 
 def _mlps(settings: Settings) -> Sweep:
-    """The runs of both figures; a diverged run counts as 0, as in the caption. The classifier is one more layer."""
+    """The runs of both figures; a diverged run counts as 0, as in the caption."""
     if settings.quick:
-        changes = {"epochs": 5, "batch_size": 64}
-        networks = {d: recipe("wninit_mlp", model=f"mlp-{d + 1}-128", **_SMALL, **changes) for d in _MLP_QUICK}
+        networks, rates = _networks("mlp", _MLP_QUICK, 128, **_SMALL, epochs=5, batch_size=64), _DECADES[1:4]
     else:
-        networks = {d: recipe("wninit_mlp", model=f"mlp-{d + 1}-500") for d in _MLP_DEPTHS}
-    rates = _DECADES[1:4] if settings.quick else _DECADES
+        networks, rates = _networks("mlp", _MLP_DEPTHS, 500), _DECADES
     return Sweep.run(settings, _PLAIN, networks, rates, diverged=0.0, trains=50.0)
 
 
@@ -89,7 +96,7 @@ _LINEAR = reading("successfully", "no worse than a linear classifier, 12 % error
             for depth in (50, 100, 200)
         ),
     ),
-    departures=("the supplement with the settings was not available: width, epochs and rates are chosen",),
+    departures=_CHOSEN,
     version=2,
     needs_data="MNIST",
 )
@@ -150,7 +157,7 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
             ),
         ),
     ),
-    departures=("the supplement with the settings was not available: width, epochs and rates are chosen",),
+    departures=_CHOSEN,
     version=2,
     needs_data="MNIST",
 )
@@ -204,18 +211,16 @@ _CNN_DEPTHS, _CNN_QUICK = (10, 50, 100), (10, 20)
             why=does_not_train("failing"),
         ),
     ),
-    departures=("the supplement with the settings was not available: width, epochs and rates are chosen",),
+    departures=_CHOSEN,
     version=2,
     needs_data="CIFAR-10",
 )
 def fig3_left(settings: Settings) -> Measurement:
     """Accuracy of plain CNNs over depth. Reference: wninit, section 5.1, Figure 3 left."""
     if settings.quick:
-        changes = {"epochs": 3, "batch_size": 64}
-        networks = {d: recipe("wninit_cnn", model=f"cnn-{d + 1}-32", **_SMALL, **changes) for d in _CNN_QUICK}
+        networks, rates = _networks("cnn", _CNN_QUICK, 32, **_SMALL, epochs=3, batch_size=64), _DECADES[1:3]
     else:
-        networks = {d: recipe("wninit_cnn", model=f"cnn-{d + 1}-128") for d in _CNN_DEPTHS}
-    rates = _DECADES[1:3] if settings.quick else _DECADES
+        networks, rates = _networks("cnn", _CNN_DEPTHS, 128), _DECADES
     sweep = Sweep.run(settings, _PLAIN, networks, rates, diverged=CHANCE, trains=DEAD)
     return Measurement(
         values=_accuracies(sweep),
@@ -225,7 +230,7 @@ def fig3_left(settings: Settings) -> Measurement:
 
 
 _WRN_DEPTHS, _WRN_QUICK = (100, 1_000, 10_000), (16, 40)
-_WRN_RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
+_WRN_RATES: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003, 0.001)
 _DEEP = "PyTorch default, share of depths that train"
 SIMILAR = 9.19 / 7.87  # ResNet-56 of Table 1
 _SIMILAR = reading(
@@ -291,16 +296,13 @@ _SIMILAR = reading(
 )
 def fig3_right(settings: Settings) -> Measurement:
     """Accuracy of WRN-d-1 after one epoch. Reference: wninit, section 5.1, Figure 3 right."""
-    small = _SMALL if settings.quick else {}
-    depths = _WRN_QUICK if settings.quick else _WRN_DEPTHS
+    small, depths, rates = (_SMALL, _WRN_QUICK, _WRN_RATES[1:3]) if settings.quick else ({}, _WRN_DEPTHS, _WRN_RATES)
     networks = {d: recipe("wninit_depth", model=f"wrn-{d}-1", **small) for d in depths}
-    rates = _WRN_RATES[1:3] if settings.quick else _WRN_RATES
     sweep = Sweep.run(settings, _RESIDUAL, networks, rates, diverged=CHANCE, trains=DEAD)
     columns = _accuracies(sweep)
-    for label in ("data-dependent", "stage-wise Hanin", "PyTorch default"):
-        for depth in depths:
-            name = f"{depth} layers"
-            columns[f"proposed - {label}, {name}"] = minus(columns[f"proposed, {name}"], columns[f"{label}, {name}"])
+    for label, depth in product(list(_RESIDUAL)[1:], depths):
+        name = f"{depth} layers"
+        columns[f"proposed - {label}, {name}"] = minus(columns[f"proposed, {name}"], columns[f"{label}, {name}"])
     own, hanin, default = (
         [columns[f"{label}, {depth} layers"] for depth in depths]
         for label in ("proposed", "stage-wise Hanin", "PyTorch default")

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from normfree import theory
-from normfree.report import Column, Table
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim, expect, near, training_claim
-from normfree_papers.claims.fits import chart, decades, geometric_means
+from normfree_papers.claims.fits import chart, decades, geometric_means, table
 from normfree_papers.claims.readings import reading, trains
 from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, Columns, Sweep
 from normfree_papers.wninit.networks import (
@@ -207,7 +206,6 @@ def sec3_lengths(settings: Settings) -> Measurement:
         values[f"exponent of gradients, {name}"] = [
             math.log(s.gradients[0]) / math.log(s.widths[1] / s.widths[-1]) for s in seeds
         ]
-    rows = tuple((name, f"{sum(v) / len(v):.3f}") for name, v in values.items())
     return Measurement(
         values=values,
         panels=tuple(
@@ -219,7 +217,11 @@ def sec3_lengths(settings: Settings) -> Measurement:
             )
             for what, over in _OVER.items()
         ),
-        tables=(Table("Exponents in the ratio of widths", (Column("number"), Column("measured")), rows),),
+        tables=table(
+            "Exponents in the ratio of widths",
+            ("number", "measured"),
+            ((name, f"{sum(v) / len(v):.3f}") for name, v in values.items()),
+        ),
     )
 
 

@@ -19,9 +19,8 @@ from normfree import discover, theory
 from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.weight_layers import WeightNormLinear
-from normfree.report import Column, Table
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, claim, expect, register
-from normfree_papers.claims.fits import chart
+from normfree_papers.claims.fits import chart, table
 from normfree_papers.wninit.networks import feed_forward
 
 Direction = Literal["forward", "backward"]
@@ -31,8 +30,6 @@ Direction = Literal["forward", "backward"]
 
 _SHAPES = ((100, 100), (200, 100), (100, 200), (300, 50))  # inputs n, outputs m
 _VECTORS = 20
-
-
 _DIRECTIONS = {"orthogonal": "orthogonal", "isotropic": "gaussian"}
 
 
@@ -62,35 +59,36 @@ def _layer_ratios(
 
 
 def _layer_measurement(found: dict[str, list[list[float]]]) -> Measurement:
-    values: dict[str, list[float]] = {
-        f"E‖v‖²/‖u‖², {name}": [math.fsum(draws) / len(draws) for draws in seeds] for name, seeds in found.items()
-    }
+    centre = {name: [math.fsum(draws) / len(draws) for draws in seeds] for name, seeds in found.items()}
     spread = {name: torch.tensor(seeds).std(dim=1).tolist() for name, seeds in found.items()}
-    columns = ("matrix, n → m", "mean of ‖v‖²/‖u‖²", "standard deviation of a draw")
-    rows = tuple((name, f"{fmean(values[f'E‖v‖²/‖u‖², {name}']):.4f}", f"{fmean(spread[name]):.4f}") for name in found)
-    deviations = {
-        kind: tuple(fmean(spread[f"{kind}, {n} → {m}"]) for n, m in _SHAPES) for kind in ("orthogonal", "isotropic")
-    }
-    pairs = [(spread[f"orthogonal, {n} → {m}"], spread[f"isotropic, {n} → {m}"]) for n, m in _SHAPES]
-    values["spread of orthogonal over isotropic"] = [
-        max(orthogonal[i] / isotropic[i] for orthogonal, isotropic in pairs) for i in range(len(pairs[0][0]))
-    ]
-    centres = {
-        kind: tuple(fmean(values[f"E‖v‖²/‖u‖², {kind}, {n} → {m}"]) for n, m in _SHAPES)
-        for kind in ("orthogonal", "isotropic")
-    }
+    values: dict[str, list[float]] = {f"E‖v‖²/‖u‖², {name}": numbers for name, numbers in centre.items()}
     shapes = tuple(f"{n} → {m}" for n, m in _SHAPES)
+    ratios = [
+        [a / b for a, b in zip(spread[f"orthogonal, {shape}"], spread[f"isotropic, {shape}"], strict=True)]
+        for shape in shapes
+    ]
+    values["spread of orthogonal over isotropic"] = [max(of) for of in zip(*ratios, strict=True)]
+    columns = ("matrix, n → m", "mean of ‖v‖²/‖u‖²", "standard deviation of a draw")
+    rows = ((name, f"{fmean(centre[name]):.4f}", f"{fmean(spread[name]):.4f}") for name in found)
     return Measurement(
         values=values,
         panels=tuple(
-            chart(title, curves, label, "shape", log_y=log, note=note, names=shapes)
-            for title, curves, label, log, note in (
+            chart(
+                title,
+                {kind: [fmean(of[f"{kind}, {shape}"]) for shape in shapes] for kind in _DIRECTIONS},
+                label,
+                "shape",
+                log_y=log,
+                note=note,
+                names=shapes,
+            )
+            for title, of, label, log, note in (
                 # A logarithmic axis spans at least a decade: noise in the fourth digit does not look large.
-                ("mean over draws", centres, "‖v‖²/‖u‖²", True, "1 means that the norm is kept"),
-                ("standard deviation of a draw", deviations, "of ‖v‖²/‖u‖²", False, "lower is better"),
+                ("mean over draws", centre, "‖v‖²/‖u‖²", True, "1 means that the norm is kept"),
+                ("standard deviation of a draw", spread, "of ‖v‖²/‖u‖²", False, "lower is better"),
             )
         ),
-        tables=(Table("One layer", tuple(map(Column, columns)), rows),),
+        tables=table("One layer", columns, rows),
     )
 
 
@@ -102,7 +100,7 @@ def _layer_checks(extra: tuple[Check, ...]) -> tuple[Check, ...]:
                 f"the mean square is kept by {kind} directions, {n} inputs to {m} outputs",
                 why="a draw varies by √(5/50) = 32 % at most, so 2,000 a seed leave 0.7 %: four standard errors",
             )
-            for kind in ("orthogonal", "isotropic")
+            for kind in _DIRECTIONS
             for n, m in _SHAPES
         ),
     )
@@ -254,7 +252,7 @@ def _stage_theorem(direction: Direction, settings: Settings) -> Measurement:
                 log_y=False,
             ),
         ),
-        tables=(Table(f"Norm ratio of {what}", tuple(map(Column, columns)), tuple(rows)),),
+        tables=table(f"Norm ratio of {what}", columns, rows),
         notes=(
             "the expectation lies at the upper edge of [√2, √e], so single inputs leave the interval on both sides",
         ),

@@ -6,14 +6,15 @@ Reference: Arpit, Campos, Bengio 2019, sections 5.1 and 5.2. All errors are in p
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
-from normfree.report import Column, Table
+from normfree.report import Table
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect, training_claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, rows_claim, training_claim
+from normfree_papers.claims.fits import table
 from normfree_papers.claims.readings import counted_error, reading, trains
 from normfree_papers.claims.seed_metrics import (
     DEAD,
@@ -39,7 +40,7 @@ _SMALL: dict[str, Any] = {**EMBEDDED, "flip": False, "cutout": 0}
 # Figure 4: the share of seeds that survive
 
 _WARMUPS = ("no warm-up", "warm-up")
-_RATES, _QUICK_RATES = (0.01, 0.03, 0.1), (0.03, 0.1)
+_RATES: dict[Scale, tuple[float, ...]] = {"quick": (0.03, 0.1), "full": (0.01, 0.03, 0.1)}
 
 
 def _lead(rate: float, warm: str) -> str:
@@ -61,13 +62,13 @@ def _lead(rate: float, warm: str) -> str:
                 _lead(rate, warm),
                 paper="the most robust across all configurations",
                 low=0.0,
-                scale=None if rate in _QUICK_RATES else "full",
+                scale=None if rate in _RATES["quick"] else "full",
             ).reading(
                 f"lead of the proposed initialization over the best other at {rate:g}, {warm}, in the share of seeds",
                 why=reading("robust", "no fewer seeds survive than with the best other", "below 0"),
             )
             for warm in _WARMUPS
-            for rate in _RATES
+            for rate in _RATES["full"]
         ),
         expect("survive, proposed, mean over settings", paper="the most robust", low=0.5).reading(
             "share of seeds that survive with the proposed initialization, mean over rates and warm-up",
@@ -88,29 +89,24 @@ def fig4(settings: Settings) -> Measurement:
     """The share of seeds that reach the last epoch without diverging. Reference: wninit, section 5.1, Figure 4."""
     small = {**_SMALL, "model": "wrn-22-1", "epochs": 1} if settings.quick else {}
     lengths = dict(zip(_WARMUPS, (0.0, 0.5 if settings.quick else 1.0), strict=True))
-    rates = _QUICK_RATES if settings.quick else _RATES
-    base = recipe("wninit_seeds", **small)
+    rates, base = _RATES[settings.scale], recipe("wninit_seeds", **small)
     rows = {
-        (label, rate, warm): base.with_changes(method=method, lr=rate, warmup=length)
-        for warm, length in lengths.items()
-        for rate in rates
-        for label, method in _INITIALIZATIONS.items()
+        (label, rate, warm): base.with_changes(method=_INITIALIZATIONS[label], lr=rate, warmup=lengths[warm])
+        for warm, rate, label in product(_WARMUPS, rates, _INITIALIZATIONS)
     }
     survived = settings.train_rows(rows, "{}, lr {:g}, {}").numbers(lambda run: float(not run.diverged))
     shares = {key: mean(numbers.values()) for key, numbers in survived.items() if numbers}
     columns = survived.named("survive, {}, lr {:g}, {}")
-    for warm in _WARMUPS:
-        for rate in rates:
-            others = [(label, rate, warm) for label in list(_INITIALIZATIONS)[1:]]
-            if all(other in shares for other in others):
-                best = max(others, key=lambda other: shares[other])
-                columns[_lead(rate, warm)] = minus(survived["proposed", rate, warm], survived[best])
-    own = [survived["proposed", rate, warm] for rate in rates for warm in _WARMUPS]
+    for warm, rate in product(_WARMUPS, rates):
+        others = [(label, rate, warm) for label in list(_INITIALIZATIONS)[1:]]
+        if all(other in shares for other in others):
+            best = max(others, key=lambda other: shares[other])
+            columns[_lead(rate, warm)] = minus(survived["proposed", rate, warm], survived[best])
+    own = [survived["proposed", rate, warm] for rate, warm in product(rates, _WARMUPS)]
     columns["survive, proposed, mean over settings"] = combined(own, mean)
     gains = [
         minus(survived[label, rate, "warm-up"], survived[label, rate, "no warm-up"])
-        for label in _INITIALIZATIONS
-        for rate in rates
+        for label, rate in product(_INITIALIZATIONS, rates)
     ]
     columns["warm-up - no warm-up"] = combined(gains, mean)
     panels = []
@@ -120,22 +116,10 @@ def fig4(settings: Settings) -> Measurement:
             points = {rate: shares[label, rate, warm] for rate in rates if (label, rate, warm) in shares}
             curves += [Curve(label, tuple(points.values()), tuple(points))] if points else []
         if curves:
-            hidden = [
-                f"{a.name} lies on {b.name}"
-                for i, a in enumerate(curves)
-                for b in curves[i + 1 :]
-                if (a.x, a.values) == (b.x, b.values)
-            ]
-            panels.append(
-                Panel(
-                    f"share of seeds that survive, {warm}",
-                    tuple(curves),
-                    x_label="learning rate",
-                    log_y=False,
-                    note="; ".join(hidden),
-                    log_x=True,
-                )
-            )
+            pairs = combinations(curves, 2)
+            hidden = "; ".join(f"{a.name} lies on {b.name}" for a, b in pairs if (a.x, a.values) == (b.x, b.values))
+            title, drawn = f"share of seeds that survive, {warm}", tuple(curves)
+            panels.append(Panel(title, drawn, "", "learning rate", log_y=False, note=hidden, log_x=True))
     return Measurement(values=columns, panels=tuple(panels), notes=(f"seeds asked for: {len(settings.seeds)}",))
 
 
@@ -213,19 +197,23 @@ def _errors_checks() -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def _configs(network: str, row: str, *, quick: bool) -> dict[float, TrainConfig]:
-    """The configurations of a row by learning rate."""
-    method, warm, rates = _ROWS[row]
-    name = "wninit_wrn" if network.startswith("WRN") else "wninit_cifar"
-    model = network.lower() if network.startswith("WRN") else network.lower().replace("-", "")
-    changes: dict[str, Any] = {"model": model, "method": method, **({} if warm else {"warmup": 0.0})}
-    if quick:
-        changes |= {**_SMALL, "epochs": 4}
-        rates = rates[-1:]
-    return {rate: recipe(name, lr=rate, **changes) for rate in rates}
+def _error_rows(scale: Scale) -> dict[tuple[str, str, float], TrainConfig]:
+    rows = {}
+    for network, row in product((_STAND_IN,) if scale == "quick" else _PRINTED, _ROWS):
+        method, warm, rates = _ROWS[row]
+        wide = network.startswith("WRN")
+        changes: dict[str, Any] = {"model": network.lower() if wide else network.lower().replace("-", "")}
+        changes |= {} if warm else {"warmup": 0.0}
+        changes |= {**_SMALL, "epochs": 4} if scale == "quick" else {}
+        for rate in rates[-1:] if scale == "quick" else rates:
+            name = "wninit_wrn" if wide else "wninit_cifar"
+            rows[network, row, rate] = recipe(name, lr=rate, method=method, **changes)
+    return rows
 
 
-@training_claim(
+@rows_claim(
+    _error_rows,
+    "{}, {}, lr {:g}",
     id="wninit/table1",
     where="Table 1",
     statement="With the proposed initialization and warm-up, weight-normalized ResNets come to the error of batch "
@@ -245,36 +233,29 @@ def _configs(network: str, row: str, *, quick: bool) -> dict[float, TrainConfig]
     version=2,
     needs_data="CIFAR-10",
 )
-def table1(settings: Settings) -> Measurement:
+def table1(runs: Runs, scale: Scale) -> Measurement:
     """Test errors beside the printed ones. Reference: wninit, section 5.2, Table 1.
 
     Differs: batch norm is trained here for all three, on the same 45,000 images as the others; the paper quotes He for
     the ResNets and starts WRN-40-10 from orthogonal weights.
     """
-    networks = (_STAND_IN,) if settings.quick else tuple(_PRINTED)
-    rows = {
-        (network, row, rate): config
-        for network, row in product(networks, _ROWS)
-        for rate, config in _configs(network, row, quick=settings.quick).items()
-    }
-    runs = settings.train_rows(rows, "{}, {}, lr {:g}")
+    networks = (_STAND_IN,) if scale == "quick" else tuple(_PRINTED)
     best: dict[tuple[str, str], dict[int, Trained]] = {}
     chosen: dict[tuple[str, str], list[str]] = {}
     for place in product(networks, _ROWS):
-        tried = {rate: runs[*place, rate] for *other, rate in rows if tuple(other) == place}
+        tried = {rate: of for (*other, rate), of in runs.items() if tuple(other) == place}
         # A baseline counts only if all its rates were tried.
         if chosen_runs := best_rates(tried, whole=place[1] != "proposed + warm-up"):
             best[place] = {seed: run for seed, (_, run) in chosen_runs.items()}
             chosen[place] = [f"{rate:g}" for rate, _ in chosen_runs.values()]
     errors = Runs(best).numbers(error)
     columns = errors.named("{}, {}")
-    for network in networks:
-        for a, b in _PAIRS:
-            columns[f"{network}, {a} - {b}"] = minus(errors.get((network, a), {}), errors.get((network, b), {}))
+    for network, (a, b) in product(networks, _PAIRS):
+        columns[f"{network}, {a} - {b}"] = minus(errors.get((network, a), {}), errors.get((network, b), {}))
     return Measurement(
         values=columns,
         panels=tuple(panel for network in networks for panel in _panels(network, best)),
-        tables=(_table(errors, chosen),) if errors else (),
+        tables=_table(errors, chosen),
         notes=(
             "a diverged run counts as chance",
             "the rows of CIFAR-100 were not run: it is not at hand",
@@ -289,11 +270,11 @@ def _panels(network: str, best: dict[tuple[str, str], dict[int, Trained]]) -> tu
     return runs.learning_panel(f"training accuracy of {network}")
 
 
-def _table(errors: Columns, chosen: dict[tuple[str, str], list[str]]) -> Table:
+def _table(errors: Columns, chosen: dict[tuple[str, str], list[str]]) -> tuple[Table, ...]:
     rows = []
     for (network, row), numbers in errors.items():
         printed = _PRINTED.get(network, {}).get(row)
         text = "" if printed is None else f"{printed:.2f}"
         rates = ", ".join(dict.fromkeys(chosen[network, row]))
         rows.append((network, row, text, f"{mean(numbers.values()):.2f}", rates))
-    return Table("Test error, %", tuple(map(Column, ("network", "row", "paper", "measured", "rate"))), tuple(rows))
+    return table("Test error, %", ("network", "row", "paper", "measured", "rate"), rows)
