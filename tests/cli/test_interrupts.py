@@ -23,7 +23,7 @@ INTERRUPTED = 128 + signal.SIGINT
 STEP = "normfree.train.engine.step:TrainStep.__call__"
 SAVE = "normfree.train.engine.loop:checkpoint.save"
 SCORE = "normfree.train.engine.setup:TrainSetup.score"
-POOL = "normfree.comparison.process_pool"
+POOL = "normfree.comparison.run_engine"
 slow = pytest.mark.slow
 
 # Where ctrl-C is pressed in a run of training: the function at whose call, whether the run has begun by then, and

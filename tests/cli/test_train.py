@@ -14,7 +14,8 @@ import pytest
 
 import normfree
 from normfree.cli import main
-from normfree.cli.train import _log_shown, configuration
+from normfree.cli.options import configuration
+from normfree.cli.train import _log_shown
 from normfree.train import RunFolder, TrainConfig, read_config, recipe
 from normfree.train.engine import loop as engine
 from normfree.train.engine.inputs import Score
@@ -269,16 +270,16 @@ def test_signal_is_the_exit_status_and_the_run_goes_on(
 
 
 def test_progress_of_a_resumed_run_starts_where_it_was(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normfree.train.engine import live
+    from normfree.report import terminal
 
     begun: list[int] = []
-    original = live.progress
+    original = terminal.progress
 
     def noted(what: str, **options: Any) -> Any:
         begun.append(options["done"])
         return original(what, **options)
 
-    monkeypatch.setattr(live, "progress", noted)
+    monkeypatch.setattr(terminal, "progress", noted)
     with monkeypatch.context() as patch:
         stop_at(patch, 7, signal.SIGTERM)
         run("train", *SMALL, "--out", "run")

@@ -15,8 +15,8 @@ from matplotlib.lines import Line2D
 
 import normfree
 from normfree.report.panels import COLOURS, Curve, Panel, ReferenceLine
+from normfree.report.plot_axes import log_labels, log_ticks
 from normfree.report.plots import _figure, _pieces, write_plot
-from normfree.report.ticks import log_labels, log_ticks
 
 NAN, INF = math.nan, math.inf
 PANELS = (

@@ -10,9 +10,14 @@ from typing import Any
 from normfree.files import to_json_values, write_sealed_json, write_sealed_text
 from normfree.folder_lock import FolderLock
 from normfree.train.config import TrainConfig
+from normfree.train.run.run_page import WatchedRun
 
 EPOCH = {"train_loss": 1.0, "train_accuracy": 0.5, "lr": 0.1, "seconds": 2.0, "images_per_second": 1000.0}
 VALIDATED = {"validation_loss": 1.2, "validation_accuracy": 0.4}
+RUNNING = WatchedRun(
+    folder=Path("runs/a"), state="running", model="resnet8", method="fixup", data="fashion14", epochs=4, epoch=2.5,
+    loss=0.7, accuracy=0.71, validation=(1.2, 0.4), throughput=800.0, classes=10, seconds=5.0, left=60.0, updated=100.0,
+)  # fmt: skip
 
 
 def records(epochs: int, *, steps: int = 10, **changes: Any) -> list[dict[str, Any]]:

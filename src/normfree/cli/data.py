@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.completion import complete_data
-from normfree.cli.options import DEVICE, Plugins, load_plugins, require_folder
+from normfree.cli.options import (
+    DEVICE,
+    Plugins,
+    complete_data,
+    load_plugins,
+    require_folder,
+)
 
 if TYPE_CHECKING:
     from normfree.data.text.vocabulary import Vocabulary

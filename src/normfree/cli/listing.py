@@ -12,8 +12,11 @@ from typing import Annotated
 
 import typer
 
-from normfree.cli.completion import complete_method
-from normfree.cli.options import Plugins, load_plugins
+from normfree.cli.options import (
+    Plugins,
+    complete_method,
+    load_plugins,
+)
 from normfree.report import Column, Table, print_table
 
 

@@ -1,19 +1,94 @@
-"""Options that several verbs share: device, plugins, example inputs; and checks on the typed options."""
+"""What several verbs share: options, names that a shell completes, checks on what was typed, and configurations."""
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.completion import complete_model
 from normfree.errors import require_package
+
+if TYPE_CHECKING:
+    from normfree.train import TrainConfig
+
+# Names that a shell completes: recipes, methods, models, data sets and claims. They are read from the source, because
+# importing torch for the registries takes longer than a reader waits for a key.
+
+_PACKAGE = Path(__file__).parents[1]
+Complete = Callable[[str], list[str]]
+
+
+def _completing(names: Callable[[], Iterator[str]]) -> Complete:
+    """Return a function from the beginning of a name to the names that begin so."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in dict.fromkeys(names()) if name.startswith(incomplete)]
+
+    return complete
+
+
+def _nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def _calls(path: Path, name: str) -> Iterator[ast.Call]:
+    """Yield the calls of a function in a file."""
+    for node in _nodes(path):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            yield node
+
+
+def _recipes() -> Iterator[str]:
+    from normfree.train.recipes import recipes
+
+    yield from recipes()
+
+
+def _methods() -> Iterator[str]:
+    for path in sorted((_PACKAGE / "methods").glob("*.py")):
+        for node in _nodes(path):
+            if isinstance(node, ast.FunctionDef) and "register" in map(ast.unparse, node.decorator_list):
+                yield node.name
+
+
+def _models() -> Iterator[str]:
+    for call in _calls(_PACKAGE / "models" / "families.py", "Family"):
+        yield from ast.literal_eval(call.args[3])  # the examples of the family
+
+
+def _data() -> Iterator[str]:
+    from normfree.train.recipes import recipes
+
+    yield from (recipe.config.data for recipe in recipes().values() if ":" not in recipe.config.data)
+    for call in _calls(_PACKAGE / "data" / "download" / "catalog.py", "DataSet"):
+        yield from (ast.literal_eval(word.value) for word in call.keywords if word.arg == "name")
+
+
+def _claims() -> Iterator[str]:
+    found = find_spec("normfree_papers")
+    if found is None or not found.submodule_search_locations:
+        return
+    for node in _nodes(Path(found.submodule_search_locations[0], "claims", "claim.py")):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES":
+            for module, claims in ast.literal_eval(node.value).items():
+                yield from (f"{module.partition('.')[0]}/{claim}" for claim in claims)
+
+
+complete_recipe = _completing(_recipes)
+complete_method = _completing(_methods)
+complete_model = _completing(_models)
+complete_data = _completing(_data)
+complete_claim = _completing(_claims)
+
+# Options
 
 DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best device available.")
 
@@ -26,6 +101,21 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
+
+ModelName = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="See normfree models.", autocompletion=complete_model)
+]
+
+MethodName = Annotated[
+    str | None,
+    typer.Option("--method", "-m", metavar="NAME", help="See normfree methods.", autocompletion=complete_method),
+]
+
+DataDir = Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets.")]
+
+Epochs = Annotated[str | None, typer.Option("--epochs", metavar="N", help="Passes over the training data.")]
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")]
 
 Example = Annotated[
     str,
@@ -68,6 +158,9 @@ GpusPerRun = Annotated[
         help="GPUs of each run on a cluster, or a share such as 0.25 (default: 1 with --set device=cuda, else 0).",
     ),
 ]
+
+
+# Checks, and the meaning of arguments
 
 
 def require_engine(on: str, jobs: int | None, cpus_per_run: float | None, gpus_per_run: float | None) -> None:
@@ -209,6 +302,61 @@ def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) 
     if not is_foreign(model):
         raise ValueError(f"--example is for third-party models; the input of '{model}' is known, so leave it out")
     return inputs_from_function(example, seed=seed)
+
+
+def configuration(
+    name: str | None = None,
+    *,
+    file: str | Path | None = None,
+    changes: Iterable[str] = (),
+    resume: str | Path | None = None,
+    trust: bool = False,
+) -> TrainConfig:
+    """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
+
+    Args:
+        name: The recipe; the defaults if None.
+        file: A TOML file with some of the settings.
+        changes: Single settings of the form 'name=value'.
+        resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
+        trust: Whether the file or folder may name a model of any module, which is then imported.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: If a name is unknown (for a model's name the message says how to pass it), a value is bad, or the
+            model's name needs `trust`.
+        OSError: If the file cannot be read.
+    """
+    from normfree.train.config import TrainConfig
+    from normfree.train.recipes import recipe, recipes
+
+    if resume is not None and name is None and file is None:
+        from normfree.train.run.loading import read_config
+
+        chosen = read_config(resume)
+    else:
+        if name is not None and name not in recipes():
+            _refuse_model(name)
+        chosen = TrainConfig() if name is None else recipe(name)
+    if file is not None:
+        chosen = TrainConfig.from_toml(file, base=chosen)
+    changed = TrainConfig.parse_changes(changes)
+    if "model" not in changed and (origin := file or resume) is not None:
+        from normfree.models.third_party import require_trusted
+
+        require_trusted(chosen.model, origin, trust)
+    return chosen.with_changes(**changed)
+
+
+def _refuse_model(name: str) -> None:
+    """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
+    from normfree.models import is_model_name
+    from normfree.models.registry import is_foreign
+
+    if is_foreign(name) or is_model_name(name):
+        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
 
 
 def command_line(verb: str, *words: str, options: Mapping[str, object]) -> str:

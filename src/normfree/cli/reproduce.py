@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from normfree.cli.completion import complete_claim
 from normfree.cli.options import (
     CpusPerRun,
     GpusPerRun,
     On,
+    complete_claim,
     given,
     require_alone,
     require_either,

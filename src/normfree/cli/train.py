@@ -1,4 +1,4 @@
-"""`normfree train`: train a model by a recipe or a configuration; `normfree evaluate`: score it on the test data."""
+"""`normfree train`: train a model by a recipe or a configuration, or measure what that would take (--dry-run)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.completion import complete_data, complete_method, complete_model, complete_recipe
 from normfree.cli.data import SIZE, SOURCE, TARGET, TEXT, prepared_name
-from normfree.cli.dry_run import print_dry_run
 from normfree.cli.listing import list_recipes
 from normfree.cli.options import (
     DEVICE,
+    ConfigFile,
+    DataDir,
+    Epochs,
+    MethodName,
+    ModelName,
     Plugins,
     Trust,
     command_line,
+    complete_data,
+    complete_recipe,
+    configuration,
     given,
     load_plugins,
     require_alone,
@@ -48,13 +54,8 @@ def train_model(
         str | None,
         typer.Argument(metavar="RECIPE", help="A named configuration; see --list.", autocompletion=complete_recipe),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="See normfree models.", autocompletion=complete_model)
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option("--method", "-m", metavar="NAME", help="See normfree methods.", autocompletion=complete_method),
-    ] = None,
+    model: ModelName = None,
+    method: MethodName = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -64,15 +65,15 @@ def train_model(
             autocompletion=complete_data,
         ),
     ] = None,
-    data_dir: Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets.")] = None,
-    epochs: Annotated[str | None, typer.Option("--epochs", metavar="N", help="Passes over the training data.")] = None,
+    data_dir: DataDir = None,
+    epochs: Epochs = None,
     lr: Annotated[str | None, typer.Option("--lr", metavar="RATE", help="The learning rate.")] = None,
     device: Annotated[str | None, DEVICE] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change any setting (see --show); may be repeated."),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
+    config: ConfigFile = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: a new folder in runs/.")
     ] = None,
@@ -134,7 +135,7 @@ def train_model(
         typer.echo(chosen.to_toml(explained=True), nl=False)
         return
     if dry_run:
-        print_dry_run(chosen, out, overwrite=overwrite, as_json=as_json, show=_is_first_process())
+        _print_dry_run(chosen, out, overwrite=overwrite, as_json=as_json, show=_is_first_process())
         return
     from normfree.train.run.run_folder import RunFolder
 
@@ -154,76 +155,18 @@ def train_model(
         raise typer.Exit(128 + result.signal)
 
 
-def configuration(
-    name: str | None = None,
-    *,
-    file: str | Path | None = None,
-    changes: Iterable[str] = (),
-    resume: str | Path | None = None,
-    trust: bool = False,
-) -> TrainConfig:
-    """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
-
-    Args:
-        name: The recipe; the defaults if None.
-        file: A TOML file with some of the settings.
-        changes: Single settings of the form 'name=value'.
-        resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
-        trust: Whether the file or folder may name a model of any module, which is then imported.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: If a name is unknown (for a model's name the message says how to pass it), a value is bad, or the
-            model's name needs `trust`.
-        OSError: If the file cannot be read.
-    """
-    from normfree.train.config import TrainConfig
-    from normfree.train.recipes import recipe, recipes
-
-    if resume is not None and name is None and file is None:
-        from normfree.train.run.loading import read_config
-
-        chosen = read_config(resume)
-    else:
-        if name is not None and name not in recipes():
-            _refuse_model(name)
-        chosen = TrainConfig() if name is None else recipe(name)
-    if file is not None:
-        chosen = TrainConfig.from_toml(file, base=chosen)
-    changed = TrainConfig.parse_changes(changes)
-    if "model" not in changed and (origin := file or resume) is not None:
-        from normfree.models.third_party import require_trusted
-
-        require_trusted(chosen.model, origin, trust)
-    return chosen.with_changes(**changed)
-
-
-def _refuse_model(name: str) -> None:
-    """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
-    from normfree.models import is_model_name
-    from normfree.models.registry import is_foreign
-
-    if is_foreign(name) or is_model_name(name):
-        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
-
-
 def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, command: str) -> RunResult:
     """Train with a line of progress, preceded by the warnings about the configuration."""
     from normfree.report import open_console
+    from normfree.report.terminal import training_progress
     from normfree.train.engine.environment import SharedError
-    from normfree.train.engine.live import progress_line
     from normfree.train.engine.loop import fit
     from normfree.train.run.run_folder import RunFolder
 
     first = _is_first_process()
-    warned = not first
+    warned, done = not first, (RunFolder(folder).saved_step or 0) if resume else 0
     try:
-        with (
-            _log_shown(first),
-            progress_line(config.model, done=(RunFolder(folder).saved_step or 0) if resume else 0, show=first) as show,
-        ):
+        with _log_shown(first), training_progress(config.model, done=done, show=first) as show:
 
             def show_progress(s: Snapshot) -> None:
                 nonlocal warned
@@ -260,45 +203,6 @@ def _log_shown(show: bool) -> Iterator[None]:
 def _is_first_process() -> bool:
     """Whether this is the only process, or the first of those that torchrun started."""
     return int(os.environ.get("RANK", "0")) == 0
-
-
-def evaluate_run(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    device: Annotated[str, DEVICE] = "auto",
-    data_dir: Annotated[
-        str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data, if it moved.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plugin: Plugins = None,
-    trust: Trust = False,
-) -> None:
-    """Score the model of a run on its test data.
-
-    For example: normfree evaluate runs/fashion
-    """
-    load_plugins(plugin)
-    from normfree.report.terminal import percent, progress
-    from normfree.train import evaluate, evaluate_translation, read_config
-
-    config = read_config(run)
-    with progress(config.model) as update:
-        found = evaluate(
-            run, device=device, data_dir=data_dir, progress=lambda done: update(done, None, "batches"), trust=trust
-        )
-    with progress("translating") as update:
-        translated = evaluate_translation(
-            run, device=device, data_dir=data_dir, progress=lambda done, total: update(done, total, "sentences")
-        )
-    if as_json:
-        from normfree.files import to_json_values
-
-        plain = found._asdict() | ({} if translated is None else {"bleu": translated._asdict()})
-        typer.echo(json.dumps(to_json_values(plain), allow_nan=False))
-        return
-    what = f"{config.model} ({config.method}) on {config.data}"
-    typer.echo(f"{what}: accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}")
-    if translated is not None:
-        typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
 
 
 def was_requeued() -> bool:
@@ -397,3 +301,72 @@ def _print_warnings(config: TrainConfig, steps: int, console: Console) -> None:
     """Print the warnings about settings that do not suit a run of this length."""
     for warning in config.warnings(steps):
         console.print(warning, markup=False, style="yellow")
+
+
+# A dry run
+
+
+def _print_dry_run(config: TrainConfig, out: Path | None, *, overwrite: bool, as_json: bool, show: bool) -> None:
+    """Measure a few steps of a run, and print its parameters, steps, device, memory and time.
+
+    `show` is False in all processes of a distributed run but one.
+    """
+    from normfree.report import open_console
+    from normfree.report.terminal import duration, progress
+    from normfree.train.engine.dry_run import measure_run
+    from normfree.train.engine.environment import StopRequestedError
+    from normfree.train.run.run_folder import RunFolder
+
+    if out is not None and RunFolder(out).has_begun and not overwrite:
+        raise ValueError(
+            f"expected a folder without a run, but '{out}' holds one; continue it with --resume, replace it with "
+            "--overwrite, or choose another folder"
+        )
+    try:
+        with progress(f"{config.model}, steps", show=show) as update:
+            found = measure_run(config, update)
+    except StopRequestedError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
+    if not show:
+        return
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=1))
+        return
+    console = open_console()
+    free = "" if found.free is None else f"; {_gib(found.free)} were free"
+    parts = [f"{found.steps:,} steps of {_seconds(found.step_seconds)}"]
+    if found.validation_seconds:
+        parts.append(f"{found.epochs} validations of {_seconds(found.validation_seconds)}")
+    parts += [f"{_seconds(found.test_seconds)} to test", f"{_seconds(found.setup_seconds)} to start"]
+    kept = config.keep_last + config.keep_best
+    lines = {
+        "parameters": f"{found.parameters:,}",
+        "steps": f"{found.steps:,}: {found.epochs} epochs of {found.epoch_steps:,}, with {found.per_step:,.0f} "
+        f"{found.unit} each",
+        "device": f"{found.device}, {found.precision}{', compiled' if found.compiled else ''}",
+        "memory": f"{_gib(found.memory)} at the peak of {found.measured} measured steps{free}",
+        "disk": f"{found.checkpoint / 1e6:,.1f} MB per checkpoint; at most {kept} are kept",
+        "time": f"about {duration(found.seconds)}: {', '.join(parts)}",
+    }
+    console.print(f"{config.model} ({config.method}) on {config.data}; nothing was written", markup=False)
+    for name, text in lines.items():
+        console.print(f"{name:11s} {text}", markup=False)
+    if found.translates:
+        console.print("the time leaves out the translation of the test sentences", markup=False, style="dim")
+    for warning in config.warnings(found.steps):
+        console.print(warning, markup=False, style="yellow")
+
+
+def _gib(count: int | None) -> str:
+    return "an unknown size" if count is None else f"{count / 2**30:,.2f} GiB"
+
+
+def _seconds(seconds: float) -> str:
+    """Write a time with three digits.
+
+    >>> _seconds(0.01234), _seconds(3.21), _seconds(312.0)
+    ('12.3 ms', '3.21 s', '5 min 12 s')
+    """
+    from normfree.report.terminal import duration
+
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s" if seconds < 60 else duration(seconds)

@@ -16,7 +16,7 @@ import torch
 from normfree.checksums import read_sealed_json
 from normfree.comparison.comparison import Comparison, Point
 from normfree.comparison.comparison_report import curve, levels, panel, table
-from normfree.comparison.process_pool import run_tasks
+from normfree.comparison.run_engine import run_tasks
 from normfree.comparison.sweep import compare, layers
 from normfree.diagnostics.propagation import propagate
 from normfree.files import atomic_path, explain_os_errors, from_json_values, write_sealed_json

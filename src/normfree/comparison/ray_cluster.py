@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from normfree import __version__
-from normfree.comparison.process_pool import Reports, error_sentence
 from normfree.comparison.ray_connection import connected, first_line
+from normfree.comparison.run_engine import Reports, error_sentence
 from normfree.files import explain_os_errors
 from normfree.report.terminal import duration
 from normfree.train.engine.environment import Stop

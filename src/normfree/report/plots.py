@@ -22,9 +22,12 @@ from normfree.report.panels import (
     ends_early,
     is_drawn,
 )
-from normfree.report.plot_labels import FAINT, INK, label_ends, label_levels, label_values
-from normfree.report.terminal import printable
-from normfree.report.ticks import (
+from normfree.report.plot_axes import (
+    FAINT,
+    INK,
+    label_ends,
+    label_levels,
+    label_values,
     log_labels,
     log_range,
     log_ticks,
@@ -32,6 +35,7 @@ from normfree.report.ticks import (
     set_name_ticks,
     set_position_ticks,
 )
+from normfree.report.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -120,10 +120,11 @@ def progress(
         show: False shows nothing, as in all processes of a distributed run but one.
         estimate: Whether to show the time left at the speed so far; False for work whose texts say it.
     """
-    console = open_console(stderr=True)
     if not show:
         yield lambda *_: None
-    elif in_notebook():
+        return
+    console = open_console(stderr=True)
+    if in_notebook():
         pause = _NOTEBOOK if every is None else every
         with _lines(_NotebookLine(), what, total, done, pause, estimate=estimate, share=0.0) as update:
             yield update
@@ -251,6 +252,24 @@ def metrics_text(
     texts += [f"validation {percent(validation)}"] if validation is not None else []
     texts += [f"{throughput:,.0f} {unit}/s"] if throughput is not None else []
     return ", ".join(texts)
+
+
+@contextmanager
+def training_progress(model: str, *, done: int = 0, show: bool = True) -> Iterator[Callable[[Any], None]]:
+    """Show the progress of a training run until the end of the `with` block; yield a function of its `Snapshot`s.
+
+    The line has the metrics of the run; `done` and `show` are those of `progress`.
+    """
+    with progress(model, done=done, show=show) as update:
+
+        def show_progress(now: Any) -> None:
+            validation = None if now.validation is None else now.validation.accuracy
+            text = metrics_text(
+                loss=now.loss, accuracy=now.accuracy, validation=validation, throughput=now.throughput, unit=now.unit
+            )
+            update(now.done, now.total, text)
+
+        yield show_progress
 
 
 def _time_left(moment: float, changed: float, done: int, total: int, start: float, before: int) -> str:

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from normfree.comparison.process_pool import Reports
-from normfree.comparison.run_engine import LOCAL, choose_engine
+from normfree.comparison.run_engine import LOCAL, Reports, choose_engine
 from normfree.comparison.sweep import RunTask, ended_result, train_runs
 from normfree.errors import require_package
 from normfree.report.tables import compact, shorten_names

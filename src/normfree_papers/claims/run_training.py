@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from normfree.comparison.process_pool import Reports, summarize_reports
-from normfree.comparison.run_engine import RunEngine
+from normfree.comparison.run_engine import Reports, RunEngine, summarize_reports
 from normfree.comparison.sweep import RunTask, train_runs
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
 from normfree.models import build

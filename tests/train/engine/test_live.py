@@ -143,7 +143,7 @@ def test_page_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytes
     assert 2 <= len(written) <= 3 + seconds / 0.1
 
 
-@pytest.mark.parametrize("what", ["run_page", "write_text", "render_page", "read_lines"])
+@pytest.mark.parametrize("what", ["run_page", "write_text", "render_page", "describe_run"])
 def test_failure_of_the_page_is_one_note_and_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:

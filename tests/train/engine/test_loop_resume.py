@@ -27,7 +27,7 @@ from normfree.train.data import MemoryImages
 from normfree.train.engine import loop as engine
 from normfree.train.engine.step import image_loss
 from normfree.train.run import checkpoint
-from normfree.train.run import training_curves as curves
+from normfree.train.run import run_page as curves
 from stopped_steps import stop_at
 from tiny_images import tiny_images
 

@@ -14,7 +14,8 @@ import pytest
 
 import normfree
 from normfree.train.run import run_list
-from normfree.train.run.run_list import RunList, WatchedRun, read_run
+from normfree.train.run.run_list import RunList
+from normfree.train.run.run_page import WatchedRun, with_state
 from watched_folders import VALIDATED, held, records, write_run
 
 PROGRESS = {
@@ -233,8 +234,9 @@ def test_too_many_folders_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_caller_says_whether_it_goes_on(tmp_path: Path) -> None:
     folder = write_run(tmp_path, records(1), result={"status": "interrupted", "signal": 15})
-    assert read_run(folder, held=False).state == "stopped"
-    assert read_run(folder, held=True).state == "running"
+    run = only(folder)
+    assert with_state(run, held=False).state == "stopped"
+    assert with_state(run, held=True).state == "running"
 
 
 def test_reading_runs_needs_no_torch(tmp_path: Path) -> None:

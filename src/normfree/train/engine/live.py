@@ -1,4 +1,4 @@
-"""What a run shows of itself while it trains: a line of progress, progress.json, its page, and the signal over depth.
+"""What a run shows of itself while it trains: its progress, its page, the signal over depth, a TensorBoard log.
 
 None of it changes a number of the run, and none of it can end the run: what fails is logged once and left out.
 """
@@ -10,22 +10,22 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from normfree.files import to_json_values, write_text
+from normfree.files import from_json_values, to_json_values, write_text
 from normfree.models import BaseModel
 from normfree.report.page import render_page
-from normfree.report.terminal import in_notebook, metrics_text, progress
+from normfree.report.terminal import in_notebook, training_progress
 from normfree.train.config import TrainConfig
-from normfree.train.run.metrics_file import read_lines
 from normfree.train.run.result import EventLog, Snapshot
-from normfree.train.run.run_list import METRICS, PROGRESS, read_run
-from normfree.train.run.run_page import PAGE, SIGNAL, run_page
+from normfree.train.run.run_list import PROGRESS, read_lines
+from normfree.train.run.run_page import PAGE, SIGNAL, describe_run, run_page, with_state
 
 if TYPE_CHECKING:
     from normfree.train.engine.setup import TrainSetup
+    from normfree.train.run.run_folder import RunFolder
 
 _log = logging.getLogger("normfree.train")
 ShowProgress = Callable[[Snapshot], None]
@@ -36,40 +36,25 @@ _EXAMPLES = 16  # on which the signal is measured
 _POINTS = 200  # of the curve of the first epoch while it runs
 
 
-@contextmanager
-def progress_line(model: str, *, done: int = 0, show: bool = True) -> Iterator[ShowProgress]:
-    """Show a line of progress until the end of the `with` block: on a terminal, in a log or in a notebook."""
-    with progress(model, done=done, show=show) as update:
-
-        def show_progress(s: Snapshot) -> None:
-            validation = None if s.validation is None else s.validation.accuracy
-            text = metrics_text(
-                loss=s.loss, accuracy=s.accuracy, validation=validation, throughput=s.throughput, unit=s.unit
-            )
-            update(s.done, s.total, text)
-
-        yield show_progress
-
-
-@contextmanager
-def chosen_progress(chosen: ShowProgress | bool | None, model: str, *, first: bool) -> Iterator[ShowProgress | None]:
-    """Yield the progress that `fit` was asked for: a function, a line, or by default a line in a notebook only."""
-    if callable(chosen) or not (in_notebook() if chosen is None else chosen):
-        yield chosen if callable(chosen) else None
-        return
-    with progress_line(model, show=first) as show:
-        yield show
-
-
 class Live:
-    """The files in the folder of a run that show how far it is; see the module's docstring.
+    """What a run shows; see the module's docstring. `attach` gives it the run.
 
     Args:
-        setup: The run. Only the process that has its folder writes.
+        progress: The line of progress that `fit` was asked for: a function in its place, or whether there is one; None
+            for one in a notebook only.
+        page: Whether to write the page, and to measure the signal for it.
+
+    Attributes:
+        records: The metrics of the epochs so far.
     """
 
-    def __init__(self, setup: TrainSetup) -> None:
-        self._setup, self._folder, self._page = setup, setup.folder, False
+    def __init__(self, progress: ShowProgress | bool | None, *, page: bool) -> None:
+        self._progress, self._page = in_notebook() if progress is None else progress, page
+        self._line = ExitStack()
+        self.records: list[Mapping[str, Any]] = []
+        self._signals: list[Mapping[str, Any]] = []
+        self._now: Mapping[str, Any] = {}  # the content of progress.json
+        self._result: Mapping[str, Any] = {}  # of a run that is resumed, or that has ended
         self._events: EventLog | None = None
         self._written_at = self._page_at = self._signal_at = -math.inf
         self._page_seconds = self._signal_seconds = 0.0  # of the last page, and of the last signal
@@ -78,35 +63,47 @@ class Live:
         self._failed: set[str] = set()
         self._curve: list[dict[str, Any]] = []  # of the first epoch
 
+    def attach(self, setup: TrainSetup) -> None:
+        """Begin the line of progress of a run; only the process that has the folder of the run writes files."""
+        self._setup, self._folder = setup, setup.folder
+        if not callable(self._progress):
+            shown = self._progress and setup.processes.first
+            self._progress = self._line.enter_context(training_progress(setup.config.model, show=shown))
+
     def open_log(self, done: int) -> None:
         """Open the TensorBoard log, if the run has one, after `done` steps."""
         if self._setup.config.tensorboard and self._folder is not None:
             self._events = EventLog(self._folder.place, done=done)
 
-    def start(self, done: int, *, page: bool) -> None:
-        """Begin after `done` steps: measure the signal of a new run, and write the first page.
-
-        Args:
-            done: The steps done.
-            page: Whether to write the page, and to measure the signal for it.
-        """
-        self._first, self._page = done, page and self._folder is not None
+    def start(self, done: int) -> None:
+        """Begin after `done` steps: measure the signal of a new run, and write the first page."""
+        self._first, self._page = done, self._page and self._folder is not None
         if done == 0:
             self._measure_signal(0, 0)
+        elif self._folder is not None and self._page:
+            with self._careful("page"):
+                self._read_earlier(self._folder)
         self._began = time.perf_counter()
-        with self._careful("page"):
-            self._write_page()
+        self._write_page()
 
-    def report(self, now: Snapshot, seconds: float, show: ShowProgress | None = None) -> None:
+    def _read_earlier(self, folder: RunFolder) -> None:
+        """Read what earlier processes of the run have written."""
+        self.records += folder.read_metrics()
+        if folder.result_path.exists():
+            self._result = from_json_values(folder.read_result())
+        if (path := folder.place / SIGNAL).exists():
+            self._signals += [line for _, line in read_lines(path)]
+
+    def report(self, now: Snapshot, seconds: float, *, line: bool) -> None:
         """Show how far the run is, and write progress.json and the page if they are due.
 
         Args:
             now: How far the run is.
             seconds: How long it has taken, over all processes that resumed it.
-            show: The caller's own function; its errors end the run.
+            line: Whether to show it in the line of progress; an error of the caller's own function ends the run.
         """
-        if show is not None:
-            show(now)
+        if line and callable(self._progress):
+            self._progress(now)
         moment = time.perf_counter()
         if self._folder is None or moment - self._written_at < _FILE_SECONDS:
             return
@@ -130,11 +127,11 @@ class Live:
             self._curve.append({name: record[name] for name in ("epoch", "train_loss", "train_accuracy")})
             if len(self._curve) > _POINTS:
                 del self._curve[1::2]
+        self._now = record
         with self._careful(PROGRESS):
             self._write(PROGRESS, json.dumps(to_json_values(record), allow_nan=False))
         if moment - self._page_at >= max(_PAGE_SECONDS, self._page_seconds / _SHARE):
-            with self._careful("page"):
-                self._write_page()
+            self._write_page()
 
     def end_epoch(self, record: Mapping[str, Any], *, last: bool) -> None:
         """Log the metrics of an epoch, and measure the signal after 1, 2, 4, … epochs and the last one.
@@ -142,24 +139,26 @@ class Live:
         The next report is written at once.
         """
         self._written_at = -math.inf
+        self.records.append(record)
         if self._events is not None:
             self._events(record)
         epoch = record["epoch"]
         if last or (epoch & (epoch - 1) == 0 and self._signal_is_cheap()):
             self._measure_signal(epoch, record["step"])
 
-    def end(self) -> None:
-        """Remove progress.json and write the last page; result.json says how the run ended."""
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Remove progress.json, and write the last page with the content of result.json."""
         if self._folder is None:
             return
+        self._now, self._result = {}, from_json_values(result)
         with self._careful(PROGRESS):
             self._folder.require_held()
             (self._folder.place / PROGRESS).unlink(missing_ok=True)
-        with self._careful("page"):
-            self._write_page(ended=True)
+        self._write_page(ended=True)
 
     def close(self) -> None:
-        """Close the TensorBoard log."""
+        """End the line of progress, and close the TensorBoard log."""
+        self._line.close()
         if self._events is not None:
             self._events.close()
 
@@ -168,18 +167,17 @@ class Live:
 
     def _measure_signal(self, epoch: int, step: int) -> None:
         """Measure the signal over depth, in a run that computes with the modules of its model."""
-        setup = self._setup
-        plan = setup.model.plan if isinstance(setup.model, BaseModel) else setup.plan
-        config = setup.config
+        setup, config = self._setup, self._setup.config
+        residual = isinstance(setup.model, BaseModel) or setup.plan is not None
         usual = config.precision == "float32" and config.kernels != "stage" and not config.compile
         plain = usual and setup.processes.world == 1
-        if not (self._page and config.measure_signal and plain and plan is not None):
+        if not (self._page and config.measure_signal and plain and residual):
             return
         with self._careful("signal"):
             if self._monitor is None:
                 from normfree.diagnostics import Monitor  # imported here because a run without a page needs none
 
-                self._monitor = Monitor(setup.model, plan=plan)
+                self._monitor = Monitor(setup.model, plan=setup.plan)
             began = time.perf_counter()
             inputs = setup.data.example(setup.config, _EXAMPLES)
             found = self._monitor.measure(tuple(x.to(setup.device) for x in inputs))
@@ -187,6 +185,7 @@ class Live:
             both = {"forward": found.verdict.forward, "backward": found.verdict.backward}
             totals = {f"{name}_in_all": direction.total for name, direction in both.items()}
             line = {**found.to_json(), **totals, "step": step, "epoch": epoch}
+            self._signals.append(line)
             self._append(SIGNAL, json.dumps(to_json_values(line), allow_nan=False) + "\n")
             self._signal_at = time.perf_counter()
             self._signal_seconds = self._signal_at - began
@@ -194,15 +193,17 @@ class Live:
     def _write_page(self, *, ended: bool = False) -> None:
         if not self._page or self._folder is None:
             return
-        began = time.perf_counter()
-        place, path = self._folder.place, self._folder.path
-        records = [record for _, record in read_lines(place / METRICS)] if (place / METRICS).exists() else []
-        signals = [line for _, line in read_lines(place / SIGNAL)] if (place / SIGNAL).exists() else []
-        settings = _changed_settings(self._setup.config)
-        page = run_page(read_run(place, held=not ended), path.resolve().name, records or self._curve, signals, settings)
-        self._write(PAGE, render_page(page))
-        self._page_at = time.perf_counter()
-        self._page_seconds = self._page_at - began
+        with self._careful("page"):
+            began, path, config = time.perf_counter(), self._folder.path, self._setup.config
+            last = self.records[-1] if self.records else {}
+            settings = self._result.get("config") or asdict(config)
+            run = describe_run(path, settings, last, self._result, self._now, time.time())
+            shown = self.records or self._curve
+            run = with_state(run, held=not ended)
+            page = run_page(run, path.resolve().name, shown, self._signals, _changed_settings(config))
+            self._write(PAGE, render_page(page))
+            self._page_at = time.perf_counter()
+            self._page_seconds = self._page_at - began
 
     def _write(self, name: str, text: str) -> None:
         assert self._folder is not None
@@ -231,5 +232,5 @@ class Live:
 
 def _changed_settings(config: TrainConfig) -> Mapping[str, Any]:
     """Return the settings that differ from their defaults, without those that the machine decides."""
-    defaults, decided = asdict(TrainConfig()), ("channels_last", "compile", "graph", "kernels")
-    return {k: value for k, value in asdict(config).items() if value != defaults[k] and k not in decided}
+    decided, values = ("channels_last", "compile", "graph", "kernels"), asdict(config)
+    return {f.name: values[f.name] for f in fields(config) if values[f.name] != f.default and f.name not in decided}

@@ -23,13 +23,13 @@ from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import UntilSignal
 from normfree.train.engine.environment import LaunchQueue, Throughput
 from normfree.train.engine.inputs import EvalBatches, Score
-from normfree.train.engine.live import Live, ShowProgress, chosen_progress
+from normfree.train.engine.live import Live, ShowProgress
 from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunResult, Snapshot
-from normfree.train.run.result_file import RunStatus
 from normfree.train.run.run_folder import RunFolder
-from normfree.train.run.training_curves import write_curves
+from normfree.train.run.run_list import RunStatus
+from normfree.train.run.run_page import write_curves
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
@@ -87,11 +87,9 @@ def fit(
         ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
         OSError: If the folder cannot be written.
     """
-    with (
-        open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup,
-        chosen_progress(progress, setup.config.model, first=setup.processes.first) as show,
-    ):
-        return Trainer(setup, on_epoch).run(resume=resume, progress=show, command=command, picture=picture)
+    live = Live(progress, page=picture)
+    with open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup:
+        return Trainer(setup, live, on_epoch).run(resume=resume, command=command, picture=picture)
 
 
 class Trainer:
@@ -100,29 +98,27 @@ class Trainer:
     The folder is None for a run that is not saved, and in all processes but the first.
     """
 
-    def __init__(self, setup: TrainSetup, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, setup: TrainSetup, live: Live, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.setup, self.folder, self.config, self.data = setup, setup.folder, setup.config, setup.data
         self.step, self.inputs, self.processes = setup.step, setup.inputs, setup.processes
-        self.total = setup.epoch_steps * setup.config.epochs
-        self.done = 0  # steps
+        self.done, self.total = 0, setup.epoch_steps * setup.config.epochs  # steps
         self.validation: Score | None = None
         self.signal: int | None = None
-        self._live, self._on_epoch = Live(setup), on_epoch
+        self._live, self._on_epoch = live, on_epoch
         self._throughput = Throughput(setup.inputs.per_step)
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
         self._earlier_seconds = 0.0  # training time of earlier processes
         self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
         self._scored_at = -1  # the step of the last validation
-        self._writer: checkpoint.Writer | None = None
         self._fingerprint = {} if self.folder is None else self.data.fingerprint(self.config)
-        if self.folder is not None:
-            self._writer = self.folder.open_writer(keep=self.config.keep_last, keep_best=self.config.keep_best)
+        kept = {"keep": self.config.keep_last, "keep_best": self.config.keep_best}
+        self._writer: checkpoint.Writer | None = None if self.folder is None else self.folder.open_writer(**kept)
 
-    def run(self, *, resume: bool, progress: ShowProgress | None, command: str | None, picture: bool) -> RunResult:
+    def run(self, *, resume: bool, command: str | None, picture: bool) -> RunResult:
         """Train until the end, a signal or a divergence; test the model, and write and return the result."""
         try:
-            self._start(resume, picture)
-            status = self._train(progress)
+            self._start(resume)
+            status = self._train()
             self.processes.watching = False  # the first one translates alone
             loss, accuracy, _ = self._poll() if self.done else (None, None, True)
             throughput = self._throughput.rate(self.done)
@@ -175,7 +171,7 @@ class Trainer:
                 self._writer.close()
             self._live.close()
 
-    def _train(self, progress: ShowProgress | None) -> RunStatus:
+    def _train(self) -> RunStatus:
         """Train all steps that are left, epoch by epoch; return how that ended."""
         config, steps, queue = self.config, self.setup.epoch_steps, LaunchQueue(self.setup.device)
         stop, seed_generators = self.setup.stop, self.setup.seed_generators
@@ -201,7 +197,7 @@ class Trainer:
                 if save or now - self._polled_at >= _POLL_SECONDS:
                     loss, accuracy, alive = self._poll()
                     if alive:
-                        self._report(loss, accuracy, progress)
+                        self._report(loss, accuracy, line=True)
                 # Clocks and signals differ between processes, but all must end at the same step.
                 ended = self.processes.agree((stop.requested or 0) if alive else _DIVERGED)
                 self.processes.watching = True  # the first step is done, which may take one process longer to compile
@@ -245,16 +241,16 @@ class Trainer:
             if self.done >= self.total or self._save_is_due(epoch):
                 self._save()
             self._live.end_epoch(record, last=self.done >= self.total)
-            self._report(loss, accuracy)
+            self._report(loss, accuracy, line=False)
             if self._on_epoch is not None:
                 self._on_epoch(record)
         return None
 
-    def _report(self, loss: float, accuracy: float, progress: ShowProgress | None = None) -> None:
-        """Show how far the run is, in its folder and to the caller."""
+    def _report(self, loss: float, accuracy: float, *, line: bool) -> None:
+        """Show how far the run is, in its folder and in the line of progress."""
         epochs, speed = self.done / self.setup.epoch_steps, self._throughput.rate(self.done)
         now = Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit, self.validation)
-        self._live.report(now, self._seconds, progress)
+        self._live.report(now, self._seconds, line=line)
 
     def _score(self, batches: EvalBatches | None) -> Score | None:
         """Score the moving average, or the weights if there is none; None without batches or if a signal came."""
@@ -352,8 +348,9 @@ class Trainer:
 
     # Start and end
 
-    def _start(self, resume: bool, page: bool) -> None:
+    def _start(self, resume: bool) -> None:
         """Capture the step, write the configuration or resume, and give all processes the same state."""
+        self._live.attach(self.setup)
         if self.config.graph:
             self.step.start_epoch(0, self.setup.lr_factors(0))
             self.step.capture()
@@ -368,21 +365,23 @@ class Trainer:
                 self.data.write_files(self.folder.place)
         self._share_state()
         self._saved.append(self._state())
-        self._live.start(self.done, page=page)
+        self._live.start(self.done)
         self._throughput.start(self.done)
         self._polled_at = self._saved_at = time.perf_counter()
         self._setup_seconds = self._saved_at - self.setup.started
 
     def _write_result(self, result: RunResult, picture: bool) -> None:
         """Write the result and the curves; a finished run that is resumed keeps its files."""
-        if self.folder is not None and self.folder.status != "finished":
-            self.folder.write_result(result.to_json(), str(self.setup.device))
+        if self.folder is not None and self.folder.status == "finished":
+            self._live.end(self.folder.read_result())
+        elif self.folder is not None:
+            written = self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 self.folder.require_held()
                 path, title = self.folder.place / "curves.png", f"{self.config.model}, {self.config.method}"
                 with explain_os_errors("the picture", path):
-                    write_curves(self.folder.read_metrics(), path, title)
-        self._live.end()
+                    write_curves(self._live.records, path, title)
+            self._live.end(written)
         self.processes.barrier()
 
     def _poll(self) -> tuple[float, float, bool]:

@@ -16,7 +16,7 @@ from normfree.data import ImageSet
 from normfree.errors import require_package
 from normfree.models import BaseModel
 from normfree.models.registry import is_foreign
-from normfree.nn.devices import device_of
+from normfree.nn.devices import LARGE, device_of, require_memory, require_room_for_activations
 from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.overlap import overlap_
@@ -38,12 +38,6 @@ from normfree.train.engine.environment import (
 )
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
 from normfree.train.engine.inputs import Data, Score
-from normfree.train.engine.memory_checks import (
-    explained_shortage,
-    require_room_for_batch,
-    require_room_for_micro_batch,
-    require_room_for_weights,
-)
 from normfree.train.engine.stages import StageChoice, choose_stages, every_module
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder
@@ -91,8 +85,9 @@ class TrainSetup:
             _require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:
                 overlap_(model)
+                cleanup.callback(overlap_, model, False)
             self.inputs = data.inputs(config, device=device, dtype=dtype, processes=processes)
-            cleanup.callback(_close, self.inputs.feed)
+            cleanup.callback(getattr(self.inputs.feed, "close", lambda: None))  # ends workers, if it has some
             if processes.world > 1:
                 sync_batch_norms_(model, processes.sum_, processes.world)
                 cleanup.callback(unsync_batch_norms_, model)
@@ -242,7 +237,7 @@ def prepare_training(
             raise ValueError("expected `plan` together with the converted model, got a plan alone; pass model= as well")
         trained, plan = opened.build_model(config) if model is None else (model, plan)
         if not resume:  # a resumed run keeps its settings, even useless ones
-            _require_effect(config, opened, given=model is not None)
+            _require_effect(config, opened, foreign=is_foreign(config.model) and model is None)
         if model is not None or is_foreign(config.model):
             opened.require_scores(trained, config)
         if model is not None:
@@ -288,18 +283,11 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
 
 
-def _require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:
-    """Raise `ValueError` for a setting without effect on this data or model.
-
-    Such a setting would only change the name of the run. A `given` model takes the place of the
-    one that the configuration names.
-    """
-    names, where = list(data.unused_settings), data.kind
-    if is_foreign(config.model) and not given:
-        names, where = [*names, "form"], f"{where} and a third-party model"
-    for name in names:
-        value, default = getattr(config, name), getattr(TrainConfig, name)
-        if value != default:
+def _require_effect(config: TrainConfig, data: Data, *, foreign: bool) -> None:
+    """Raise `ValueError` for a setting without effect on this data or third-party model; it would only name the run."""
+    where = f"{data.kind} and a third-party model" if foreign else data.kind
+    for name in (*data.unused_settings, *(("form",) if foreign else ())):
+        if (value := getattr(config, name)) != getattr(TrainConfig, name):
             raise ValueError(f"setting {name}={value} has no effect on {where}; leave it out")
 
 
@@ -360,12 +348,50 @@ def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
         if name in originals:
             parameter.data = originals[name]
     uncompile_(model)
-    overlap_(reset_precision_(model), False)
+    reset_precision_(model)
     model.eval()
 
 
-def _close(feed: Any) -> None:
-    """End the workers of a feed that has some."""
-    close = getattr(feed, "close", None)
-    if close is not None:
-        close()
+# Room in the memory: a run that does not fit is refused before it fills the memory
+
+
+@contextmanager
+def explained_shortage(config: TrainConfig) -> Iterator[None]:
+    """Turn an error of torch for lack of memory into one sentence."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch has a class of its own for a GPU only
+        short = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not short and "allocate memory" not in str(error) and "enough memory" not in str(error):
+            raise
+        raise ValueError(
+            f"expected '{config.model}' with batches of {config.batch_size:,} to fit into the memory, but it ran out; "
+            "use a smaller batch_size, more micro-batches (accumulate) or recompute=1"
+        ) from error
+
+
+def require_room_for_batch(config: TrainConfig, data: Data, device: torch.device, world: int) -> None:
+    """Raise `ValueError` if the images of a batch do not fit into the memory."""
+    if data.kind == "images":
+        each = sum(x[0].nbytes for x in data.example(config, 1))
+        batch = f"a batch of {config.batch_size:,} images"
+        require_memory(batch, config.batch_size // world * each, "use a smaller batch_size", device)
+
+
+def require_room_for_weights(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+    """Raise `ValueError` if the weights and their optimizer do not fit into the memory."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    vectors = 2 + (1 if config.optimizer == "sgd" else 2) + bool(config.ema)  # weights, gradient, optimizer, average
+    remedy = "choose a smaller model, or another machine"
+    require_memory(f"the weights of '{config.model}' and their optimizer", 4 * count * vectors, remedy, device)
+
+
+def require_room_for_micro_batch(
+    model: nn.Module, config: TrainConfig, data: Data, device: torch.device, images: int
+) -> None:
+    """Raise `ValueError` if the activations of a large micro-batch of `images` do not fit into the memory."""
+    if data.kind != "images" or images < LARGE or config.recompute:
+        return
+    share = 0.5 if config.compile or config.precision != "float32" else 1.0  # a compiler or bf16 may keep half
+    remedy = "use a smaller batch_size, or a larger accumulate"
+    require_room_for_activations(model, data.example(config, 2), images, remedy, device, share)

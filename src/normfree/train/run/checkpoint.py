@@ -36,10 +36,10 @@ from normfree.files import (
     sync,
     temporary_folder,
 )
+from normfree.train.run.run_list import METRICS
 
 T = TypeVar("T")
 WEIGHTS, STATE = "weights.safetensors", "state.json"
-METRICS = "metrics.jsonl"  # in the folder of the run
 _log = logging.getLogger("normfree.train")
 _NAME = re.compile(r"checkpoint-(\d+)(?:-(\d+))?")  # with the second number if a step is saved again
 _UNFINISHED = re.compile(r"checkpoint-(?:\w{8}|[0-9a-f]{16}|\d+(?:-\d+)?)")  # after the prefix of temporary names

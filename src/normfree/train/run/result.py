@@ -15,7 +15,8 @@ from normfree.report.tables import notebook_html
 from normfree.report.terminal import duration, percent
 from normfree.train.config import TrainConfig
 from normfree.train.engine.inputs import Score
-from normfree.train.run.result_file import RunStatus, is_guess
+from normfree.train.run.run_list import RunStatus
+from normfree.train.run.run_page import is_guess
 
 if TYPE_CHECKING:
     from normfree.train.text.generation import Bleu

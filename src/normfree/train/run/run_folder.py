@@ -43,14 +43,13 @@ from normfree.plan import ResidualPlan
 from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
-from normfree.train.run.metrics_file import read_lines
-from normfree.train.run.result_file import RESULT, RunStatus, read_result
+from normfree.train.run.run_list import CONFIG, METRICS, RESULT, RunStatus, read_lines, read_result
 
 _log = logging.getLogger("normfree.train")
 
 _REPLACED = (
-    checkpoint.METRICS, "curves.png", "page.html", "progress.json", "signal.jsonl", "plan.json", "translations.txt",
-    "vocabulary.model", "config.toml",
+    METRICS, "curves.png", "page.html", "progress.json", "signal.jsonl", "plan.json", "translations.txt",
+    "vocabulary.model", CONFIG,
 )  # fmt: skip
 # Names that `atomic_path` gives to files that are not finished.
 _UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:\w{8}|[0-9a-f]{16})\.(?:toml|jsonl?|png|html|txt|model)")
@@ -78,12 +77,12 @@ class RunFolder:
     @property
     def config_path(self) -> Path:
         """The path of the configuration."""
-        return self.path / "config.toml"
+        return self.path / CONFIG
 
     @property
     def metrics_path(self) -> Path:
         """The path of the metrics."""
-        return self.path / checkpoint.METRICS
+        return self.path / METRICS
 
     @property
     def result_path(self) -> Path:
@@ -320,8 +319,10 @@ class RunFolder:
         with explain_os_errors("the metrics", self.metrics_path), atomic_path(place) as temporary:
             temporary.write_bytes(b"".join(raw + b"\n" for raw in kept))
 
-    def write_result(self, result: Mapping[str, Any], device: str = "cpu") -> None:
-        """Write result.json with commit, versions, hardware and date; absolute paths are cut to their last part.
+    def write_result(self, result: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
+        """Write result.json with commit, versions, hardware and date, and return its content.
+
+        Absolute paths are cut to their last part.
 
         Args:
             result: Plain data with a status under 'status'.
@@ -337,8 +338,9 @@ class RunFolder:
         self.require_held()
         with explain_os_errors("the result", self.result_path):
             files = list_checksums({path.name: path for path in (self.metrics_path,) if path.exists()})
-            place = self.place / self.result_path.name
-            write_sealed_json(place, {**without_folders({**result, **origin(device)}), "files": files})
+            written = {**without_folders({**result, **origin(device)}), "files": files}
+            write_sealed_json(self.place / self.result_path.name, written)
+        return written
 
     def write_translations(self, lines: Iterable[str]) -> None:
         """Write the translations of the test sentences, one per line."""

@@ -1,91 +1,62 @@
-"""Find runs below folders and read how far each is, without torch: cheap enough to ask again every second.
+"""Read the files of runs without torch, find runs below folders, and show them in one table or on one page.
 
     runs = RunList([Path("runs")])
-    for run in runs.read():
+    for run in runs.read():  # cheap enough to ask again every second
         print(run.folder, run.state, run.epoch)
 
-Nothing is written, and a folder that is damaged becomes a `WatchedRun` that says so.
+Nothing is written. Files may be damaged or forged; in a list, such a run becomes a `WatchedRun` that says so.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+from urllib.parse import quote
 
-from normfree.checksums import check_sealed_text, parse_json, read_limited
+from normfree.checksums import (
+    check_sealed_text,
+    has_kinds,
+    parse_json,
+    read_limited,
+    read_sealed_json,
+    require_regular,
+)
 from normfree.files import from_json_values
 from normfree.folder_lock import is_held
+from normfree.report.page import Card, Page
+from normfree.report.panels import Curve, Panel
+from normfree.report.tables import Column, Link, Rating, Table, compact
+from normfree.report.terminal import duration, percent
 from normfree.train.config import TrainConfig
-from normfree.train.run.metrics_file import read_last_line
-from normfree.train.run.result_file import RESULT, read_result
+from normfree.train.run.run_page import (
+    PAGE,
+    REFRESH,
+    WatchedRun,
+    describe_run,
+    perplexity,
+    training_panels,
+    with_state,
+)
 from normfree.train.settings import parse_toml
 
-CONFIG, METRICS, PROGRESS, LOCK = "config.toml", "metrics.jsonl", "progress.json", "lock"
+CONFIG, METRICS, RESULT, PROGRESS, LOCK = "config.toml", "metrics.jsonl", "result.json", "progress.json", "lock"
+_END = 1 << 16  # bytes at the end of the metrics in which the last record is looked for; a record has a few hundred
+RunStatus = Literal["finished", "interrupted", "diverged"]
+# The kinds of the values that are read from a result, which may be forged; a number may be "nan".
+_KINDS: dict[str, Any] = {"status": str, "seconds": int | float | str, "config": dict, "files": dict}
+_SCORE_KINDS: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "score"), int | float | str)
 _SIGNS = {CONFIG, METRICS, RESULT, LOCK}  # two of these, or one and a checkpoint, make a folder that of a run
 _MOST = 100_000  # folders in which runs are looked for
+_MARKS = {"finished": "✓ ", "stopped": "◐ ", "unfinished": "◐ ", "diverged": "✗ ", "damaged": "✗ "}
+_CURVES = 32  # runs whose curves are drawn over each other; no more can be distinguished
+_COLUMNS = ("run", "state", "epoch", "loss", "training", "validation", "test", "speed", "left", "updated")
+EXPENDABLE = ("speed", "loss", "training", "test", "updated", "left", "epoch", "validation")
+"""The columns of `runs_table` that a narrow terminal leaves out, the first one first."""
 _SEARCH_SHARE = 0.05  # the largest share of the time that is spent on looking for new runs
-
-State = Literal["starting", "running", "finished", "stopped", "diverged", "unfinished", "damaged"]
-"""How a run is. 'unfinished' has neither a result nor a lock that can be read; 'starting' has taken no step yet."""
-_STATES: dict[str, State] = {
-    "finished": "finished",
-    "diverged": "diverged",
-    "interrupted": "stopped",
-}  # by the status of a result
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchedRun:
-    """How far a run is, as its files say; None for what they do not say.
-
-    Attributes:
-        folder: The folder of the run.
-        state: See `State`.
-        note: Why the folder is damaged, or which signal stopped the run.
-        model, method, data: The main settings.
-        epochs: The epochs of the whole run.
-        epoch: The epochs done, with a fraction.
-        loss, accuracy: The means of training in the last epoch.
-        validation, test: The loss and the accuracy on these data.
-        bleu: BLEU of the test sentences of a translation.
-        throughput: Images or target tokens per second, the `unit`.
-        classes: The number of classes, or of tokens in the vocabulary; 0 if it is not known.
-        parameters: The number of parameters.
-        seconds: The time of the run so far.
-        left: The seconds that are left.
-        updated: When the run last wrote one of its files, in seconds since 1970.
-    """
-
-    folder: Path
-    state: State
-    note: str = ""
-    model: str = ""
-    method: str = ""
-    data: str = ""
-    epochs: int | None = None
-    epoch: float | None = None
-    loss: float | None = None
-    accuracy: float | None = None
-    validation: tuple[float, float] | None = None
-    test: tuple[float, float] | None = None
-    bleu: float | None = None
-    throughput: float | None = None
-    unit: str = "images"
-    classes: int = 0
-    parameters: int | None = None
-    seconds: float | None = None
-    left: float | None = None
-    updated: float = 0.0
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether a process works on the run."""
-        return self.state in ("starting", "running")
 
 
 class RunList:
@@ -112,7 +83,7 @@ class RunList:
         self._read = {folder: self._current(folder) for folder in self._found}  # forgets those that are gone
         # An age alone would not tell whether a process works on a run that has not ended.
         runs = [
-            _with_state(run, is_held(run.folder)) if run.state in ("unfinished", "stopped") else run
+            with_state(run, is_held(run.folder)) if run.state in ("unfinished", "stopped") else run
             for _, run in self._read.values()
         ]
         return sorted(runs, key=lambda run: (not run.is_alive, -run.updated, run.folder))
@@ -120,14 +91,6 @@ class RunList:
     def _current(self, folder: Path) -> tuple[object, WatchedRun]:
         files, before = _identities(folder), self._read.get(folder)
         return before if before is not None and before[0] == files else (files, _read_files(folder, files))
-
-
-def read_run(folder: Path, *, held: bool) -> WatchedRun:
-    """Read how far the run in a folder is; `held` says whether the calling process goes on with it.
-
-    A damaged run has the state 'damaged' and says why.
-    """
-    return _with_state(_read_files(folder, _identities(folder)), held)
 
 
 # Looking for runs
@@ -161,6 +124,68 @@ def _is_run(folder: Path, listed: Iterable[tuple[str, bool]]) -> bool:
 # Reading one run
 
 
+def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Return the lines of a metrics file and their records, without an incomplete end.
+
+    Raises `ValueError` if a line before the last complete one is damaged.
+    """
+    complete = read_limited(path).split(b"\n")[:-1]
+    parsed = [(raw, _record(raw)) for raw in complete]
+    while parsed and parsed[-1][1] is None:
+        parsed.pop()
+    for number, (_, record) in enumerate(parsed, start=1):
+        if record is None:
+            raise ValueError(
+                f"expected a JSON object with a 'step' in line {number} of '{path}', but it is damaged; delete the line"
+            )
+    return [(raw, record) for raw, record in parsed if record is not None]
+
+
+def read_last_line(path: Path) -> dict[str, Any]:
+    """Return the last complete record of a metrics file, without reading the others; {} if there is none.
+
+    Raises `ValueError` if the end of the file holds none although lines are there.
+    """
+    require_regular(path)
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _END))
+        lines = file.read(_END).split(b"\n")[:-1]
+    for raw in reversed(lines):
+        if (record := _record(raw)) is not None:
+            return record
+    if lines:
+        raise ValueError(f"expected JSON objects with a 'step' in '{path}', but its end is damaged; delete the lines")
+    return {}
+
+
+def _record(raw: bytes) -> dict[str, Any] | None:
+    try:
+        record = parse_json(raw)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    found: dict[str, Any] = from_json_values(record)
+    return found
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the content of a result.json.
+
+    Raises:
+        ValueError: If there is no result, or the file is damaged.
+    """
+    if not path.exists():
+        raise ValueError(f"expected a result at '{path}', found none; finish the run with --resume")
+    result = read_sealed_json(path, "the result of a run", "delete it")
+    scores = [result[name] for name in ("validation", "test", "bleu") if result.get(name) is not None]
+    whole = has_kinds(result, _KINDS) and all(has_kinds(score, _SCORE_KINDS) for score in scores)
+    if result.get("status") not in get_args(RunStatus) or not whole:
+        raise ValueError(f"expected a result with a status, but '{path}' is damaged; delete it")
+    return result
+
+
 def _identities(folder: Path) -> tuple[tuple[int, int, int] | None, ...]:
     """Return the time, size and number of every file that is read, which change when the file does."""
     return tuple(_identity(folder / name) for name in (CONFIG, METRICS, RESULT, PROGRESS))
@@ -185,41 +210,7 @@ def _read_files(folder: Path, files: Sequence[tuple[int, int, int] | None]) -> W
         now = _read_progress(folder / PROGRESS)
     except (ValueError, OSError) as error:
         return WatchedRun(folder=folder, state="damaged", note=" ".join(str(error).split()), updated=updated)
-    status = result.get("status")
-    if status in ("finished", "diverged") or _number(now.get("step")) is None:
-        now = {}  # left by a process that was killed at its end
-    unit = "tokens" if "tokens_per_second" in {**result, **last, **now} else "images"
-    told = {**last, **result, **now}  # the last one that says something counts
-    return WatchedRun(
-        folder=folder,
-        state=_STATES.get(str(status), "unfinished"),
-        note=f"signal {result['signal']}" if isinstance(result.get("signal"), int) else "",
-        **{name: str(config.get(name, "")) for name in ("model", "method", "data")},
-        epochs=_count(config.get("epochs")),
-        epoch=_number(now.get("epoch", result.get("epochs", last.get("epoch")))),
-        loss=_number(told.get("train_loss")),
-        accuracy=_number(told.get("train_accuracy")),
-        validation=_score(result.get("validation")) if result and not now else _logged(now) or _logged(last),
-        test=_score(result.get("test")),
-        bleu=_number(result["bleu"].get("score")) if result.get("bleu") else None,
-        throughput=_number(told.get(f"{unit}_per_second")),
-        unit=unit,
-        classes=_count(told.get("classes")) or 0,
-        parameters=_count(told.get("parameters")),
-        seconds=_number(told.get("seconds")),
-        left=_number(now.get("seconds_left")),
-        updated=updated,
-    )
-
-
-def _with_state(run: WatchedRun, held: bool | None) -> WatchedRun:
-    """Complete the state of a run that has not ended, given whether a process holds its lock."""
-    if run.state not in ("unfinished", "stopped"):
-        return run
-    if held:
-        left = None if run.left is None else max(0.0, run.left - (time.time() - run.updated))
-        return replace(run, state="starting" if run.epoch is None else "running", note="", left=left)
-    return replace(run, state="unfinished" if held is None else "stopped", left=None)
+    return describe_run(folder, config, last, result, now, updated)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -240,24 +231,129 @@ def _read_progress(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+# The table of runs
 
 
-def _number(value: object) -> float | None:
-    """Return a number of a file, which may be forged; None if it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+def runs_table(
+    runs: Sequence[WatchedRun], names: Sequence[str], *, now: float | None = None, links_from: Path | None = None
+) -> Table:
+    """Make a table with a row for each run.
+
+    Args:
+        runs: The runs.
+        names: Their names.
+        now: The time from which ages count, in seconds since 1970.
+        links_from: The folder of the page that links to the pages of the runs; None for no links.
+    """
+    now = time.time() if now is None else now
+    rows = [_row(run, name, now) for run, name in zip(runs, names, strict=True)]
+    used = [i for i, name in enumerate(_COLUMNS) if name in ("run", "state") or any(row[i] for row in rows)]
+    styles: dict[str, dict[str, Any]] = {"run": {"style": "cyan"}, "state": {"marked": True}}
+    columns = tuple(Column(_COLUMNS[i], **styles.get(_COLUMNS[i], {"justify": "right"})) for i in used)
+    links = () if links_from is None else tuple(_links(run, links_from) for run in runs)
+    shown = tuple(tuple(row[i] for i in used) for row in rows)
+    return Table("", columns, shown, links=links if any(links) else ())
 
 
-def _logged(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    return _score({"loss": record.get("validation_loss"), "accuracy": record.get("validation_accuracy")})
+def _row(run: WatchedRun, name: str, now: float) -> tuple[str, ...]:
+    done = "" if run.epoch is None else f"{run.epoch:.3g}"
+    of = "" if run.epochs is None else f"/{run.epochs}"
+    ppl = f", ppl {perplexity(run.validation[0])}" if run.validation and run.unit == "tokens" else ""
+    test = percent(run.test[1]) if run.test else ""
+    return (
+        name,
+        f"{_MARKS.get(run.state, '')}{run.state}",
+        f"{done or '0'}{of}" if done or of else "",
+        "" if run.loss is None else f"{run.loss:.4g}" if run.loss < 1e4 else compact(run.loss),
+        percent(run.accuracy),
+        f"{percent(run.validation[1])}{ppl}" if run.validation else "",
+        test if run.bleu is None else f"BLEU {run.bleu:.1f}",
+        f"{run.throughput:,.0f}/s" if run.throughput else "",
+        "" if run.left is None else duration(run.left),
+        age(now - run.updated) if run.updated else "",
+    )
 
 
-def _score(found: object) -> tuple[float, float] | None:
-    values = [_number(found.get(name)) for name in ("loss", "accuracy")] if isinstance(found, dict) else [None]
-    return None if None in values else (values[0], values[1])  # type: ignore[return-value]
+def age(seconds: float) -> str:
+    """Write how long ago something was, in its largest unit.
+
+    >>> [age(s) for s in (-3, 4.2, 150, 7300, 200000)]
+    ['0 s ago', '4 s ago', '2 min ago', '2 h ago', '2 days ago']
+    """
+    for size, unit in ((172_800, "days"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // (86_400 if unit == 'days' else size):.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """Name runs by their folders, without the path that all have in common.
+
+    >>> run_names([Path("runs/a"), Path("runs/b/c")]), run_names([Path("runs/a")])
+    (['a', 'b/c'], ['a'])
+    """
+    if not folders:
+        return []
+    whole = [Path(os.path.abspath(folder)) for folder in folders]
+    common = os.path.commonpath([folder.parent for folder in whole])
+    names = (os.fsencode(folder.relative_to(common)).decode(errors="replace") for folder in whole)
+    return [name.replace("\n", " ") for name in names]  # a name is one line
+
+
+def _links(run: WatchedRun, start: Path) -> tuple[Link, ...]:
+    path = run.folder / PAGE
+    if not path.is_file():
+        return ()
+    address = quote(os.fsencode(os.path.relpath(path, start)))
+    return (Link("page", address),)
+
+
+# The page over many runs
+
+
+def runs_page(
+    runs: Sequence[WatchedRun], names: Sequence[str], curves: Mapping[Path, Sequence[Mapping[str, Any]]], folder: Path
+) -> Page:
+    """Make a page over many runs: a table with links to their own pages, and their curves over each other.
+
+    Args:
+        runs: The runs.
+        names: Their names.
+        curves: The metrics by folder, of the runs to draw; at most `drawn_runs`.
+        folder: The folder of the page.
+    """
+    counts = Counter(run.state for run in runs)
+    ratings: dict[str, Rating] = {"finished": "good", "diverged": "bad", "damaged": "bad", "stopped": "warn"}
+    cards = tuple(
+        Card(f"{state} runs", ratings.get(state, "info"), f"{count:,}") for state, count in counts.most_common()
+    )
+    by_title: dict[str, list[Curve]] = {}
+    for run, name in zip(runs, names, strict=True):
+        for panel in training_panels(curves.get(run.folder, ())):
+            for curve in panel.curves:
+                if panel.title != "learning rate":
+                    by_title.setdefault(f"{curve.name} {panel.title}", []).append(Curve(name, curve.values, curve.x))
+    units = {"loss": "cross-entropy", "accuracy": "top-1 accuracy in %"}
+    order = ("validation accuracy", "validation loss", "training accuracy", "training loss")
+    panels = tuple(
+        Panel(title, tuple(by_title[title]), units[title.split()[-1]], "epoch", log_y=False)
+        for title in order
+        if title in by_title
+    )
+    note = f"The curves are those of {_CURVES} runs: of those at work first, then of those with the latest files."
+    many = len(runs) > len(drawn_runs(runs)) >= _CURVES
+    alive = any(run.is_alive for run in runs)
+    return Page(
+        title="Runs",
+        cards=cards,
+        panels=panels,
+        summary=(runs_table(runs, names, links_from=folder),) if runs else (),
+        notes=(note,) if many else (),
+        refresh=2 * REFRESH if alive else 0,
+        written=time.time(),
+    )
+
+
+def drawn_runs(runs: Sequence[WatchedRun]) -> list[WatchedRun]:
+    """Return the runs whose curves a page draws: as many as can be distinguished, in the order given."""
+    return [run for run in runs if run.state != "damaged"][:_CURVES]

@@ -1,32 +1,169 @@
-"""The page of a run and the page over many runs, from plain records and without torch; and the table of runs."""
+"""A run as its records say, its verdict, its curves and its page: from plain data, without torch."""
 
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Literal
 
 from normfree.report.page import Card, Page, Section
 from normfree.report.panels import Curve, Panel
-from normfree.report.tables import Column, Link, Rating, Table, compact
+from normfree.report.plots import write_plot
+from normfree.report.tables import Column, Rating, Table, compact
 from normfree.report.terminal import duration, percent
-from normfree.train.run.result_file import is_guess
-from normfree.train.run.run_list import WatchedRun
-from normfree.train.run.training_curves import training_panels
 
 PAGE, SIGNAL = "page.html", "signal.jsonl"  # in the folder of a run
+_GUESS = 0.995  # a loss above this share of a random guess's is a guess; a network that learns is soon below it
 REFRESH = 5  # seconds after which the page of a run that trains loads itself again
-_MARKS = {"finished": "✓ ", "stopped": "◐ ", "unfinished": "◐ ", "diverged": "✗ ", "damaged": "✗ "}
 _SIGNALS = 5  # measurements of the signal on a page, the first and the last among them
-_CURVES = 32  # runs whose curves are drawn over each other; no more can be distinguished
-_COLUMNS = ("run", "state", "epoch", "loss", "training", "validation", "test", "speed", "left", "updated")
-EXPENDABLE = ("speed", "loss", "training", "test", "updated", "left", "epoch", "validation")
-"""The columns of `runs_table` that a narrow terminal leaves out, the first one first."""
+# The keys of a record by the name of their curve. A record has an `epoch`; any other key may be missing.
+_LOSSES = {"training": "train_loss", "validation": "validation_loss"}
+_ACCURACIES = {"training": "train_accuracy", "validation": "validation_accuracy"}
+_RATES = {"learning rate": "lr"}
+_STEEP = 30.0  # a loss that changes by more than this factor gets a logarithmic axis
+_POINTS = 2000  # of a curve; the plot has no more columns of pixels
+_SMALL = 0.62  # the width of the learning rate relative to the others
+
+State = Literal["starting", "running", "finished", "stopped", "diverged", "unfinished", "damaged"]
+"""How a run is. 'unfinished' has neither a result nor a lock that can be read; 'starting' has taken no step yet."""
+_STATES: dict[str, State] = {
+    "finished": "finished",
+    "diverged": "diverged",
+    "interrupted": "stopped",
+}  # by the status of a result
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedRun:
+    """How far a run is, as its files say; None for what they do not say.
+
+    Attributes:
+        folder: The folder of the run.
+        state: See `State`.
+        note: Why the folder is damaged, or which signal stopped the run.
+        model, method, data: The main settings.
+        epochs: The epochs of the whole run.
+        epoch: The epochs done, with a fraction.
+        loss, accuracy: The means of training in the last epoch.
+        validation, test: The loss and the accuracy on these data.
+        bleu: BLEU of the test sentences of a translation.
+        throughput: Images or target tokens per second, the `unit`.
+        classes: The number of classes, or of tokens in the vocabulary; 0 if it is not known.
+        parameters: The number of parameters.
+        seconds: The time of the run so far.
+        left: The seconds that are left.
+        updated: When the run last wrote one of its files, in seconds since 1970.
+    """
+
+    folder: Path
+    state: State
+    note: str = ""
+    model: str = ""
+    method: str = ""
+    data: str = ""
+    epochs: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    validation: tuple[float, float] | None = None
+    test: tuple[float, float] | None = None
+    bleu: float | None = None
+    throughput: float | None = None
+    unit: str = "images"
+    classes: int = 0
+    parameters: int | None = None
+    seconds: float | None = None
+    left: float | None = None
+    updated: float = 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process works on the run."""
+        return self.state in ("starting", "running")
+
+
+def describe_run(
+    folder: Path,
+    config: Mapping[str, Any],
+    last: Mapping[str, Any],
+    result: Mapping[str, Any],
+    now: Mapping[str, Any],
+    updated: float,
+) -> WatchedRun:
+    """Describe a run by its records, each of which may be empty; `with_state` adds whether a process works on it.
+
+    Args:
+        folder: The folder of the run.
+        config: The settings.
+        last: The last line of the metrics.
+        result: The content of result.json.
+        now: The content of progress.json.
+        updated: When the last of these was written.
+    """
+    status = result.get("status")
+    if status in ("finished", "diverged") or _number(now.get("step")) is None:
+        now = {}  # left by a process that was killed at its end
+    unit = "tokens" if "tokens_per_second" in {**result, **last, **now} else "images"
+    told = {**last, **result, **now}  # the last one that says something counts
+    return WatchedRun(
+        folder=folder,
+        state=_STATES.get(str(status), "unfinished"),
+        note=f"signal {result['signal']}" if isinstance(result.get("signal"), int) else "",
+        **{name: str(config.get(name, "")) for name in ("model", "method", "data")},
+        epochs=_count(config.get("epochs")),
+        epoch=_number(now.get("epoch", result.get("epochs", last.get("epoch")))),
+        loss=_number(told.get("train_loss")),
+        accuracy=_number(told.get("train_accuracy")),
+        validation=_score(result.get("validation")) if result and not now else _logged(now) or _logged(last),
+        test=_score(result.get("test")),
+        bleu=_number(result["bleu"].get("score")) if result.get("bleu") else None,
+        throughput=_number(told.get(f"{unit}_per_second")),
+        unit=unit,
+        classes=_count(told.get("classes")) or 0,
+        parameters=_count(told.get("parameters")),
+        seconds=_number(told.get("seconds")),
+        left=_number(now.get("seconds_left")),
+        updated=updated,
+    )
+
+
+def with_state(run: WatchedRun, held: bool | None) -> WatchedRun:
+    """Complete the state of a run that has not ended, given whether a process holds its lock."""
+    if run.state not in ("unfinished", "stopped"):
+        return run
+    if held:
+        left = None if run.left is None else max(0.0, run.left - (time.time() - run.updated))
+        return replace(run, state="starting" if run.epoch is None else "running", note="", left=left)
+    return replace(run, state="unfinished" if held is None else "stopped", left=None)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+
+
+def _number(value: object) -> float | None:
+    """Return a number of a file, which may be forged; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _logged(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    return _score({"loss": record.get("validation_loss"), "accuracy": record.get("validation_accuracy")})
+
+
+def _score(found: object) -> tuple[float, float] | None:
+    values = [_number(found.get(name)) for name in ("loss", "accuracy")] if isinstance(found, dict) else [None]
+    return None if None in values else (values[0], values[1])  # type: ignore[return-value]
+
+
+# The verdict
 
 
 def judge_run(run: WatchedRun) -> tuple[Rating, str, str]:
@@ -61,88 +198,100 @@ def _judged(run: WatchedRun) -> tuple[str, tuple[float, float]]:
     return "training", tuple(math.nan if value is None else value for value in (run.loss, run.accuracy))  # type: ignore[return-value]
 
 
-# The table of runs
+def is_guess(loss: float, accuracy: float, classes: int, unit: str) -> bool:
+    """Whether a score is no better than a guess: by its loss, and for images by its accuracy too.
 
-
-def runs_table(
-    runs: Sequence[WatchedRun], names: Sequence[str], *, now: float | None = None, links_from: Path | None = None
-) -> Table:
-    """Make a table with a row for each run.
-
-    Args:
-        runs: The runs.
-        names: Their names.
-        now: The time from which ages count, in seconds since 1970.
-        links_from: The folder of the page that links to the pages of the runs; None for no links.
+    The accuracy on tokens says little: a model that always predicts the most frequent token is often right.
     """
-    now = time.time() if now is None else now
-    rows = [_row(run, name, now) for run, name in zip(runs, names, strict=True)]
-    used = [i for i, name in enumerate(_COLUMNS) if name in ("run", "state") or any(row[i] for row in rows)]
-    styles: dict[str, dict[str, Any]] = {"run": {"style": "cyan"}, "state": {"marked": True}}
-    columns = tuple(Column(_COLUMNS[i], **styles.get(_COLUMNS[i], {"justify": "right"})) for i in used)
-    links = () if links_from is None else tuple(_links(run, links_from) for run in runs)
-    shown = tuple(tuple(row[i] for i in used) for row in rows)
-    return Table("", columns, shown, links=links if any(links) else ())
+    by_chance = min(2 / classes, 0.1 + 0.9 / classes)  # of two classes 55 %, of ten 19 %
+    return loss > _GUESS * math.log(classes) and (unit == "tokens" or accuracy <= by_chance)
 
 
-def _row(run: WatchedRun, name: str, now: float) -> tuple[str, ...]:
-    done = "" if run.epoch is None else f"{run.epoch:.3g}"
-    of = "" if run.epochs is None else f"/{run.epochs}"
-    ppl = f", ppl {_perplexity(run.validation[0])}" if run.validation and run.unit == "tokens" else ""
-    test = percent(run.test[1]) if run.test else ""
-    return (
-        name,
-        f"{_MARKS.get(run.state, '')}{run.state}",
-        f"{done or '0'}{of}" if done or of else "",
-        "" if run.loss is None else f"{run.loss:.4g}" if run.loss < 1e4 else compact(run.loss),
-        percent(run.accuracy),
-        f"{percent(run.validation[1])}{ppl}" if run.validation else "",
-        test if run.bleu is None else f"BLEU {run.bleu:.1f}",
-        f"{run.throughput:,.0f}/s" if run.throughput else "",
-        "" if run.left is None else duration(run.left),
-        age(now - run.updated) if run.updated else "",
-    )
+# The curves of a run
 
 
-def age(seconds: float) -> str:
-    """Write how long ago something was, in its largest unit.
+def write_curves(records: Sequence[Mapping[str, Any]], path: Path, title: str) -> Path | None:
+    """Draw the metrics of a run into a file; return None if there are none yet, or matplotlib is not installed."""
+    if not records:
+        return None
+    try:
+        draw_training_curves(records, path, title)
+    except ImportError:  # a run does not need a picture
+        return None
+    return path
 
-    >>> [age(s) for s in (-3, 4.2, 150, 7300, 200000)]
-    ['0 s ago', '4 s ago', '2 min ago', '2 h ago', '2 days ago']
+
+def draw_training_curves(records: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
+    """Draw the metrics of a run into a .png or .svg file; accuracies are fractions of 1, drawn in per cent.
+
+    A record may hold only some of the numbers, such as the training loss every few steps and the validation loss at
+    the end of an epoch. Records without an epoch are left out.
+
+    Raises:
+        ValueError: if there is nothing to draw, or the file has another suffix.
+        ImportError: if matplotlib is not installed.
     """
-    for size, unit in ((172_800, "days"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // (86_400 if unit == 'days' else size):.0f} {unit} ago"
-    return f"{max(0.0, seconds):.0f} s ago"
+    panels = training_panels(records)
+    if not panels:
+        raise ValueError(
+            f"expected records with an 'epoch' and numbers, got none in {len(records)}; train at least once"
+        )
+    widths = [_SMALL if panel.title == "learning rate" else 1.0 for panel in panels]
+    write_plot(panels, path, title=title, columns=3, widths=widths)
 
 
-def _perplexity(loss: float) -> str:
-    return compact(math.exp(min(loss, 700)))
+def training_panels(records: Sequence[Mapping[str, Any]]) -> tuple[Panel, ...]:
+    """Make panels of loss, accuracy and learning rate over the epochs; a panel without numbers is left out."""
+    losses, accuracies, rates = (_curves(records, keys) for keys in (_LOSSES, _ACCURACIES, _RATES))
+    epochs = [epoch for curve in (*losses, *accuracies, *rates) for epoch in curve.x]
+    span = (min(epochs), max(epochs)) if epochs else ()  # so that an epoch is at the same place in all panels
+    panels = []
+    if losses:
+        values = [v for curve in losses for v in curve.values if math.isfinite(v)]
+        steep = bool(values) and min(values) > 0 and max(values) > _STEEP * min(values)
+        note = _best(losses, "lowest")
+        panels.append(Panel("loss", losses, "cross-entropy", "epoch", log_y=steep, x=span, note=note))
+    if accuracies:
+        in_percent = tuple(Curve(curve.name, tuple(100 * v for v in curve.values), curve.x) for curve in accuracies)
+        note = _best(in_percent, "best")
+        panels.append(Panel("accuracy", in_percent, "top-1 accuracy in %", "epoch", log_y=False, x=span, note=note))
+    if rates:
+        panels.append(Panel("learning rate", rates, "", "epoch", log_y=False, x=span))
+    return tuple(panels)
 
 
-def run_names(folders: Sequence[Path]) -> list[str]:
-    """Name runs by their folders, without the path that all have in common.
-
-    >>> run_names([Path("runs/a"), Path("runs/b/c")]), run_names([Path("runs/a")])
-    (['a', 'b/c'], ['a'])
-    """
-    if not folders:
-        return []
-    whole = [Path(os.path.abspath(folder)) for folder in folders]
-    common = os.path.commonpath([folder.parent for folder in whole])
-    names = (os.fsencode(folder.relative_to(common)).decode(errors="replace") for folder in whole)
-    return [name.replace("\n", " ") for name in names]  # a name is one line
+def _curves(records: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> tuple[Curve, ...]:
+    curves = []
+    for name, key in keys.items():
+        pairs = [(r["epoch"], r[key]) for r in records if _is_number(r.get("epoch")) and _is_number(r.get(key))]
+        points = sorted((pair for pair in pairs if math.isfinite(pair[0])), key=lambda pair: pair[0])
+        if points := _thinned(points):
+            curves.append(Curve(name, tuple(float(v) for _, v in points), tuple(float(x) for x, _ in points)))
+    return tuple(curves)
 
 
-def _links(run: WatchedRun, start: Path) -> tuple[Link, ...]:
-    path = run.folder / PAGE
-    if not path.is_file():
-        return ()
-    address = quote(os.fsencode(os.path.relpath(path, start)))
-    return (Link("page", address),)
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Keep at most about `_POINTS` points, the last one and all that are not finite among them."""
+    every = max(1, math.ceil(len(points) / _POINTS))
+    last = len(points) - 1
+    return [p for i, p in enumerate(points) if (last - i) % every == 0 or not math.isfinite(p[1])]
 
 
-# The page of one run
+def _best(curves: Sequence[Curve], word: str) -> str:
+    """The best value of the last curve, which is the validation if there is one, in words."""
+    curve = curves[-1]
+    finite = [(value, epoch) for value, epoch in zip(curve.values, curve.x, strict=True) if math.isfinite(value)]
+    if not finite:
+        return ""
+    value, epoch = (min if word == "lowest" else max)(finite, key=lambda pair: pair[0])
+    return f"{word} {curve.name} {value:.4g}{' %' if word == 'best' else ''} at epoch {epoch:.4g}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# The page
 
 
 def run_page(
@@ -194,7 +343,7 @@ def _cards(run: WatchedRun, signals: Sequence[Mapping[str, Any]]) -> list[Card]:
     training = None if run.loss is None or run.accuracy is None else (run.loss, run.accuracy)
     for name, score in (("training", training), ("validation", run.validation), ("test", run.test)):
         if score is not None:
-            ppl = f", perplexity {_perplexity(score[0])}" if run.unit == "tokens" and name != "training" else ""
+            ppl = f", perplexity {perplexity(score[0])}" if run.unit == "tokens" and name != "training" else ""
             bleu = f", BLEU {run.bleu:.2f}" if run.bleu is not None and name == "test" else ""
             cards.append(Card(name, "info", f"{percent(score[1], digits=2)}", f"loss {score[0]:.4g}{ppl}{bleu}"))
     if signals and signals[0]["epoch"] == 0:  # the words of a verdict are about the start of training
@@ -232,52 +381,6 @@ def _signal_sections(signals: Sequence[Mapping[str, Any]]) -> tuple[Section, ...
     return (Section("Signal over depth", text, tuple(panels), name="signal"),)
 
 
-# The page over many runs
-
-
-def runs_page(
-    runs: Sequence[WatchedRun], names: Sequence[str], curves: Mapping[Path, Sequence[Mapping[str, Any]]], folder: Path
-) -> Page:
-    """Make a page over many runs: a table with links to their own pages, and their curves over each other.
-
-    Args:
-        runs: The runs.
-        names: Their names.
-        curves: The metrics by folder, of the runs to draw; at most `drawn_runs`.
-        folder: The folder of the page.
-    """
-    counts = Counter(run.state for run in runs)
-    ratings: dict[str, Rating] = {"finished": "good", "diverged": "bad", "damaged": "bad", "stopped": "warn"}
-    cards = tuple(
-        Card(f"{state} runs", ratings.get(state, "info"), f"{count:,}") for state, count in counts.most_common()
-    )
-    by_title: dict[str, list[Curve]] = {}
-    for run, name in zip(runs, names, strict=True):
-        for panel in training_panels(curves.get(run.folder, ())):
-            for curve in panel.curves:
-                if panel.title != "learning rate":
-                    by_title.setdefault(f"{curve.name} {panel.title}", []).append(Curve(name, curve.values, curve.x))
-    units = {"loss": "cross-entropy", "accuracy": "top-1 accuracy in %"}
-    order = ("validation accuracy", "validation loss", "training accuracy", "training loss")
-    panels = tuple(
-        Panel(title, tuple(by_title[title]), units[title.split()[-1]], "epoch", log_y=False)
-        for title in order
-        if title in by_title
-    )
-    note = f"The curves are those of {_CURVES} runs: of those at work first, then of those with the latest files."
-    many = len(runs) > len(drawn_runs(runs)) >= _CURVES
-    alive = any(run.is_alive for run in runs)
-    return Page(
-        title="Runs",
-        cards=cards,
-        panels=panels,
-        summary=(runs_table(runs, names, links_from=folder),) if runs else (),
-        notes=(note,) if many else (),
-        refresh=2 * REFRESH if alive else 0,
-        written=time.time(),
-    )
-
-
-def drawn_runs(runs: Sequence[WatchedRun]) -> list[WatchedRun]:
-    """Return the runs whose curves a page draws: as many as can be distinguished, in the order given."""
-    return [run for run in runs if run.state != "damaged"][:_CURVES]
+def perplexity(loss: float) -> str:
+    """Write the perplexity of a loss."""
+    return compact(math.exp(min(loss, 700)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import normfree
-from normfree.cli import completion
+from normfree.cli import options as completion
 from normfree.data import names as data_names
 from normfree.methods import names as method_names
 from normfree.models import catalog

@@ -2,7 +2,7 @@
 
 import pytest
 
-from normfree.comparison.time_left import TimeLeft
+from normfree.comparison.sweep import TimeLeft
 
 RUNS = [("deep", 40), ("deep", 40), ("deep", 40), ("flat", 10), ("flat", 10)]
 

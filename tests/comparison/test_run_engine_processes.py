@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import normfree
-from normfree.comparison.process_pool import Reports, _receive, _send_next, _work, run_tasks
+from normfree.comparison.run_engine import Reports, _receive, _send_next, _work, run_tasks
 from normfree.train.engine.environment import Stop
 from ray_nodes import wait_until
 
@@ -65,7 +65,7 @@ def test_process_that_is_gone_before_its_task_is_noticed_by_its_receive() -> Non
 
 PARENT = """
 import os, signal, sys, time
-from normfree.comparison.process_pool import run_tasks
+from normfree.comparison.run_engine import run_tasks
 from normfree.train.engine.environment import Stop
 
 if __name__ == "__main__":
@@ -99,7 +99,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 BUSY = """
 import os, signal, sys, time
-from normfree.comparison.process_pool import run_tasks
+from normfree.comparison.run_engine import run_tasks
 from normfree.train.engine.environment import Stop
 from stopped_tasks import save_at_a_signal
 

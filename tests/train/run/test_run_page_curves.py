@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from normfree.train.run import training_curves
-from normfree.train.run.training_curves import draw_training_curves, training_panels
+from normfree.train.run import run_page
+from normfree.train.run.run_page import draw_training_curves, training_panels
 
 NAN, INF = math.nan, math.inf
 RECORDS: list[dict[str, Any]] = [
@@ -90,7 +90,7 @@ def test_picture_holds_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_learning_rate_is_the_small_panel() -> None:
     from normfree.report.plots import _figure
 
-    figure = _figure(training_panels(RECORDS), "", 3, (1.0, 1.0, training_curves._SMALL))
+    figure = _figure(training_panels(RECORDS), "", 3, (1.0, 1.0, run_page._SMALL))
     figure.draw_without_rendering()
     widths = [axes.get_position().width for axes in figure.axes]
     assert widths[2] < 0.75 * widths[0]
