@@ -16,7 +16,7 @@ from normfree.conversion.changes import listed, quoted
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node, tensors_of
-from normfree.graph.observer import DIVISIONS, GATES, PRODUCTS, REDUCTIONS, VIEWS
+from normfree.graph.observer import DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS
 from normfree.graph.recorder import record
 from normfree.nn.model_state import (
     call_arguments,
@@ -61,6 +61,7 @@ class Inspection:
         squares: The modules that return a power of the signal to a layer, such as a squared ReLU.
         experts: The groups of experts, of which the model chooses some by values.
         uncalled: The experts that the example does not reach.
+        rectified: The layers whose output a ReLU reads.
         data_size: The largest root mean square of a tensor of the example that a first layer or normalizer reads.
         standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
             extends, or None if that returns another shape.
@@ -82,6 +83,7 @@ class Inspection:
     squares: Sequence[str] = ()
     experts: Sequence[Sequence[str]] = ()
     uncalled: Sequence[str] = ()
+    rectified: Collection[str] = ()
     data_size: float = 0.0
     norm_like: dict[str, str] = field(default_factory=dict)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
@@ -231,6 +233,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         squares=_squares(model, flow),
         experts=experts,
         uncalled=uncalled,
+        rectified={w.module for n in flow.nodes for w in n.weights if any(u.function in RECTIFIERS for u in n.users)},
         data_size=_data_size(flow, norms, example),
     )
 

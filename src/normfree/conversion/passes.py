@@ -117,7 +117,12 @@ class Passes:
 
     @contextmanager
     def forward(
-        self, norms: Collection[str] = (), *, replaced: Collection[str] | None = None, graph: bool = True
+        self,
+        norms: Collection[str] = (),
+        *,
+        replaced: Collection[str] | None = None,
+        graph: bool = True,
+        sign: float = 1.0,
     ) -> Iterator[ForwardPass]:
         """Run the model forward on the small example. At the end of the context it is as it was.
 
@@ -128,6 +133,7 @@ class Passes:
             norms: The names of the model's normalizers.
             replaced: The names of the zeros that are replaced. Default: all.
             graph: Whether to record the graph of the outputs, without which nothing is known of what learns.
+            sign: The sign of the values that take the place of zeros.
         """
         model = self._model
         generator = torch.Generator().manual_seed(0)
@@ -141,7 +147,7 @@ class Passes:
             for name in self.zeros():
                 if replaced is None or name in replaced:
                     p = parameters[name]
-                    scale = (1.0 if name in self.heads else self._small_scale) * _fan_in(p) ** -0.5
+                    scale = sign * (1.0 if name in self.heads else self._small_scale) * _fan_in(p) ** -0.5
                     drawn[name] = nn.Parameter((torch.randn(p.shape, generator=generator) * scale).to(p))
             # The backward pass runs inside, too: a checkpointed block runs again there.
             with substitute_tensors(model, {id(parameters[name]): p for name, p in drawn.items()}):

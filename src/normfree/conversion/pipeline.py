@@ -30,7 +30,7 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 _METHODS = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv:by=layer")  # those that a refusal may name
 _TRIED = 200_000_000  # parameters; with a larger model, other methods are not tried
-_COSTS: dict[Test, int] = {"rules": 0, "forward": 2, "backward": 7, "zeros": 7}  # of a trial, in forward passes
+_COSTS: dict[Test, int] = {"rules": 0, "forward": 2, "backward": 4, "zeros": 7}  # of a trial, in forward passes
 
 
 def convert(
@@ -126,7 +126,7 @@ def convert_(
         ) from error
     conversion = _Conversion(model, method, example, facts, verification)
     try:
-        return _refuse_or_convert_(conversion, generator)
+        return _run_stages_(conversion, generator)
     except MethodError as refusal:
         raise ValueError(f"{refusal}{_remedy(conversion, refusal.found_by)}") from refusal.__cause__
 
@@ -141,7 +141,7 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
     added = {record.name for record in changes.added}
     scalars = {place: start for place, start in conversion.placed.scalars.items() if ".".join(place) in added}
     conversion.placed = Placement(scalars, conversion.placed.obstacles)  # all multipliers have their values already
-    _refuse_or_convert_(conversion, torch.Generator().manual_seed(0))
+    _run_stages_(conversion, torch.Generator().manual_seed(0))
 
 
 @dataclass
@@ -195,7 +195,7 @@ class _UndoneError(Exception):
     """The end of a trial: the conversion was possible."""
 
 
-def _refuse_or_convert_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
+def _run_stages_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
     """Stages 2 to 5. An error leaves the model as it was, and so does a trial, which ends in `_UndoneError`."""
     _refuse(conversion)
     with restored_on_error(conversion.model) as as_before:
@@ -222,7 +222,7 @@ def _refuse_or_convert_(conversion: _Conversion, generator: torch.Generator | No
 def _refuse(conversion: _Conversion) -> None:
     """Raise an error with every reason why the model cannot be converted, as far as rules tell."""
     model, method, facts = conversion.model, conversion.method, conversion.facts
-    compared = conversion.verification.is_given
+    compared = conversion.verification.original_ran
     for name, module in model.named_modules():
         if scalars_of(module):
             raise ValueError(
@@ -296,7 +296,9 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
         return
     layers = bool(facts.norms) and not conversion.keeps_layers and not conversion.method.needs_example
     weightless = conversion.placed.weightless
-    with rescaling_(model, facts.plan, weightless, layers=layers, experts=facts.experts) as scales:
+    with rescaling_(
+        model, facts.plan, weightless, layers=layers, rectified=facts.rectified, experts=facts.experts
+    ) as scales:
         out = verification.passes.run(conversion.example)
     conversion.records = [*map(scales.with_value, conversion.records), *scales.rescaled]
     conversion.notes += scales.notes()
@@ -308,7 +310,7 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
             f"from {verification.passes.first_module(lambda t: not t.isfinite().all())} on",
             found_by="forward",
         )
-    if not verification.is_given:
+    if not verification.original_ran:
         return
     changed = {record.name for record in conversion.records if isinstance(record, Rescaled)}
     changed |= {f"{layer.name}.bias" for layer in facts.plan.layers() if not conversion.keeps_layers}
@@ -373,7 +375,7 @@ def _list(names: Sequence[str], word: str) -> str:
 def _converts(trial: _Conversion) -> bool:
     """Whether a trial succeeds; it leaves the model as it was."""
     try:
-        _refuse_or_convert_(trial, torch.Generator().manual_seed(0))
+        _run_stages_(trial, torch.Generator().manual_seed(0))
     except _UndoneError:
         return True
     except Exception:  # whatever the model's own code raises

@@ -203,6 +203,8 @@ def _replacement(
         size, dim = channels_of(norm, shape) or (1, -1)
         held = [t for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()]
         parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(held[0] if held else torch.empty(0)))
+        learned = [p.requires_grad for p in norm.parameters()]
+        parts[0].requires_grad_(any(learned) or not learned)  # a frozen normalizer becomes a frozen one
     elif keep_weight:
         parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
     elif copied:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normfree.conversion.changes import Added, Record, Rescaled, listed
 from normfree.graph.experts import same_in_others
 from normfree.graph.observer import FunctionCall, Observer, operands_of
-from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
+from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 
 
@@ -146,6 +146,7 @@ def rescaling_(
     weightless: Sequence[WeightlessSum],
     *,
     layers: bool,
+    rectified: Container[str] = (),
     experts: Sequence[Sequence[str]] = (),
 ) -> Iterator[Rescaling]:
     """Scale branches without weights, and with `layers` the layers outside the branches, while the model runs inside.
@@ -161,6 +162,8 @@ def rescaling_(
     A layer that modulates (adaptive layer norm) is scaled to a variance of 1/L, so that L branches, each multiplied by
     1 + s with such an s, multiply the variance by at most e.
     An expert that gets no samples is scaled as the others of its group are, on average.
+    If the outputs of a layer of a gate are negative and a ReLU reads them (`rectified` names such layers), the layer is
+    negated, which is as likely a draw: pooled inputs hardly vary, so the gate would be off for all samples for good.
     """
     modules = dict(model.named_modules())
     done: dict[str, float] = {}
@@ -185,12 +188,24 @@ def rescaling_(
 
         return rescale
 
+    @torch.no_grad()
+    def revive(module: nn.Module, _args: Any, out: Any) -> Tensor | None:
+        if not isinstance(out, Tensor) or not out.numel() or out[:2].max() >= 0:  # the images that the check uses
+            return None
+        module.weight.neg_()  # type: ignore[operator]
+        return -out
+
     merging = [layer for branch in plan.branches if branch.merges for layer in branch.layers]
     candidates = (*plan.stem[1:], *plan.body, *merging) if layers else ()
     outside = [layer for layer in candidates if not layer.tied and not layer.gate]
     own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
     found.skipped = [layer.path for layer in outside if layer not in own]
     handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in own]
+    inside = [layer for branch in plan.branches for layer in branch.layers]
+    gates = [layer for layer in (*plan.stem, *plan.body, *inside) if layers and layer.gate and layer.name in rectified]
+    for name in dict.fromkeys(gate.name for gate in gates if _is_whole_module(gate, modules[gate.name])):
+        if not is_computed(modules[name]):
+            handles.append(modules[name].register_forward_hook(revive))
     try:
         with _WeightlessScaling(model, weightless, found).following(modules) if weightless else nullcontext():
             yield found

@@ -47,21 +47,22 @@ class Verification:
 
     Attributes:
         passes: The passes through the model.
-        is_given: Whether the original ran, so that there is something to compare with.
+        original_ran: Whether the original ran. If not, there is nothing to compare with.
     """
 
     def __init__(self, model: nn.Module, example: Any, facts: Inspection, heads: Collection[str] = ()) -> None:
         self.passes = Passes(model, example, facts.plan)
-        self.is_given = False
+        self.original_ran = False
         self._model, self._example, self._facts, self._heads = model, example, facts, heads
         self._outputs: tuple[Tensor, ...] = ()
         self._learning: list[str] | None = None
+        self._learned: dict[str, bool] | None = None  # known once it is needed
 
     def run_original(self) -> None:
         """Run the model before it is converted."""
         with self.passes.forward(self._facts.norms) as run:
             self._outputs, self._learning = run.outputs, run.reached()
-        self.is_given = True
+        self.original_ran = True
 
     def compare(
         self,
@@ -232,10 +233,15 @@ class Verification:
         sound = not found.reasons
         held = {name for name, p in self._model.named_parameters() if p.requires_grad}
         stuck = [name for name in before if name in held and not after.get(name)]
-        if stuck:  # a parameter in the graph of the original may have had no gradient
+        if stuck and self._learned is None:  # a parameter in the graph of the original may have had no gradient
             with as_before(), self.passes.forward(self._facts.norms) as run:
+                self._learned = run.learning() or {}
+        stuck = [name for name in stuck if (self._learned or {}).get(name)]
+        if stuck and self.passes.zeros() and self.passes.allows(3):
+            # A ReLU behind a zero may be off for values of one sign only, and the sign is not known before training.
+            with self.passes.forward(sign=-1.0) as run:
                 learned = run.learning(stuck) or {}
-            stuck = [name for name in stuck if learned.get(name)]
+            stuck = [name for name in stuck if not learned.get(name)]
         why = "it had a gradient in the original and has none"
         if stuck and all(name.endswith(BIASES) for name in stuck):
             found.notes.append(

@@ -136,10 +136,11 @@ def preserve_model_state(
 def trial_run(model: nn.Module) -> Iterator[None]:
     """Run a model in evaluation mode and without gradients inside; the model is restored at the end.
 
+    Its attributes are, too: what a model caches for inference comes from the weights of this pass.
     Attention runs without its fast path, so that it calls its parts one by one.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
-    with preserve_model_state(model), torch.no_grad():
+    with preserve_model_state(model, attributes=True), torch.no_grad():
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -279,8 +280,7 @@ def weight_kind(layer: nn.Module) -> WeightKind:
 def set_weight_(layer: nn.Module, weight: Tensor, parameter: str = "weight", *, name: str = "") -> None:
     """Set a layer's weight, through its reparametrization (normfree's or torch's) if it has one.
 
-    Writing to `layer.weight` would set only the direction of a weight-normalized layer and silently lose the scale.
-    `name` is the weight's qualified name, for messages.
+    Writing to `layer.weight` would lose the scale of a weight-normalized layer. `name` is its full name, for messages.
 
     Raises:
         ValueError: If the module is not a weight layer, or if the weight is computed and cannot be set.
@@ -312,13 +312,14 @@ def _set_through_inverse(layer: nn.Module, parameter: str, weight: Tensor) -> bo
     """Set a weight by the inverse of its parametrization; return whether it has the new value, up to rounding."""
     if not is_parametrized(layer, parameter):
         return False
-    try:
-        setattr(layer, parameter, weight)
-    except Exception:  # a third-party right_inverse may raise anything
-        return False
-    result: Tensor = getattr(layer, parameter)
-    error = (result - weight).abs().max()
-    return result.is_meta or bool(error <= torch.finfo(result.dtype).eps ** 0.5 * weight.abs().max())
+    stored: Any = layer.parametrizations[parameter]  # type: ignore[index]
+    with suppress(Exception):  # a third-party right_inverse may raise anything
+        if isinstance(stored[-1], torch.nn.utils.parametrizations._WeightNorm) and not weight.any():
+            stored.original0.zero_()  # a weight of zeros has no direction, so it keeps the one that it has
+        else:
+            setattr(layer, parameter, weight)
+    error = (getattr(layer, parameter) - weight).abs().max()
+    return weight.is_meta or bool(error <= torch.finfo(weight.dtype).eps ** 0.5 * weight.abs().max())
 
 
 class _TransposedLinear(nn.Module):
