@@ -104,11 +104,11 @@ BROKEN: list[Broken] = [
         "The recurrent weights are twice the identity: the state doubles at each of 24 steps.",
     ),
     Broken(
-        "gpt_tied_head_with_unit_embedding",
-        tokens.gpt_tied_head_with_unit_embedding,
-        {"wte", "lm_head", "output"},
-        [*LARGE, "saturat", "confident", "tied", "shared"],
-        "The head shares the embedding's weights of standard deviation 1: the logits are far too large.",
+        "gpt_mask_after_softmax",
+        tokens.gpt_mask_after_softmax,
+        {"blocks"},
+        [*LARGE, "mask"],
+        "The causal mask writes -1e9 into the attention's weights after the softmax: the branch explodes.",
     ),
     Broken(
         "decoder_attends_to_itself",

@@ -1,5 +1,7 @@
 """Broken networks of the seventh set for tables and graphs, each with a healthy twin."""
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -280,7 +282,7 @@ def autoencoder_std_of_a_transformer(broken: bool = True, batch: int = 0) -> Cas
     torch.manual_seed(0)
     sizes = (24, 64, 64, 64, 8, 64, 64, 64, 24)
     model = nn.Sequential()
-    for i, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (before, after) in enumerate(itertools.pairwise(sizes)):
         layer = nn.Linear(before, after)
         nn.init.normal_(layer.weight, std=0.02 if broken else (2 / before) ** 0.5)
         nn.init.zeros_(layer.bias)

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fifth_parts import Case, chains, generator
 
@@ -53,42 +52,46 @@ def rnn_identity_too_large(broken: bool = True, batch: int = 0) -> Case:
     return ReluRNN(2.0 if broken else 1.0), *early_signals(batch), nn.CrossEntropyLoss()
 
 
-class TiedBlock(nn.Module):
-    """A pre-norm block with causal attention."""
+class MaskedBlock(nn.Module):
+    """A pre-norm block whose causal mask stands before or, by mistake, after the softmax."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, late: bool) -> None:
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.late = late
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(2, (4, -1)).transpose(1, 2) for part in self.qkv(self.ln1(x)).chunk(3, 2))
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+        if self.late:
+            weights = scores.softmax(-1).masked_fill(future, -1e9)
+        else:
+            weights = scores.masked_fill(future, -1e9).softmax(-1)
+        x = x + self.proj((weights @ v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.ln2(x))
 
 
-class TiedGPT(nn.Module):
-    """A small GPT whose head has the weights of its token embedding."""
+class MaskedGPT(nn.Module):
+    """A small GPT."""
 
-    def __init__(self, vocabulary: int, width: int, std: float) -> None:
+    def __init__(self, vocabulary: int, width: int, late: bool) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(32, width)
-        self.blocks = nn.Sequential(*(TiedBlock(width) for _ in range(3)))
+        self.blocks = nn.Sequential(*(MaskedBlock(width, late) for _ in range(2)))
         self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-        nn.init.normal_(self.wpe.weight, std=0.02)
-        nn.init.normal_(self.wte.weight, std=std)
-        self.lm_head.weight = self.wte.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         return self.lm_head(self.ln_f(self.blocks(x))).flatten(0, 1)
 
 
-def gpt_tied_head_with_unit_embedding(broken: bool = True, batch: int = 0) -> Case:
-    """The head shares the embedding's weights of standard deviation 1: the logits are of the size of the width."""
+def gpt_mask_after_softmax(broken: bool = True, batch: int = 0) -> Case:
+    """The causal mask writes -1e9 into the weights after the softmax: they multiply the values."""
     torch.manual_seed(0)
-    return TiedGPT(100, 192, 1.0 if broken else 0.02), *chains(batch), nn.CrossEntropyLoss()
+    return MaskedGPT(50, 64, broken), *chains(batch, vocabulary=50), nn.CrossEntropyLoss()
 
 
 class CrossDecoder(nn.Module):
