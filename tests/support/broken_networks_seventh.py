@@ -11,7 +11,7 @@ import fault_cases
 from fifth_parts import Broken, subject
 
 LARGE = ["large", "explod", "grow", "blow", "scale", "dominat", "drown"]
-SMALL = ["small", "vanish", "shrink", "fade", "decay", "scale"]
+SMALL = ["small", "vanish", "shrink", "fade", "scale"]
 DEAD = ["zero", "dead", "dies", "constant", "vanish", "no signal"]
 CUT = ["no grad", "without grad", "zero grad", "gradient is zero", "not reach", "detach", "cut", "disconnect",
        "blocked", "differentiable"]  # fmt: skip
@@ -79,36 +79,29 @@ BROKEN: list[Broken] = [
         "audio_rms_norm_overflows_in_half",
         pictures.audio_rms_norm_overflows_in_half,
         {"norm"},
-        [*DEAD, "overflow", "inf", "half", "float16", "fp16"],
+        [*DEAD, "overflow", "infinit", "half precision", "float16", "fp16"],
         "The norm squares 16-bit samples in float16: the squares overflow, and the norm returns zeros.",
     ),
     Broken(
         "mixer_eps_without_minus",
         pictures.mixer_eps_without_minus,
         {"blocks", "norm"},
-        [*SMALL, "eps"],
+        [*SMALL, " eps"],
         "The norms' eps is 1e6 and not 1e-6: each norm divides its input by a thousand.",
     ),
     Broken(
         "lstm_forgets_each_step",
         tokens.lstm_forgets_each_step,
         {"lstm", "inputs"},
-        ["forget", "gate", "vanish", "time step", "earlier steps", "last step", "saturat", "not reach", "memory"],
+        ["forget", " gate", "vanish", "time step", "earlier steps", "last step", "saturat", "not reach", "memory"],
         "The forget gate is closed by its bias: state and gradient vanish within a step.",
     ),
     Broken(
-        "rnn_identity_too_large",
-        tokens.rnn_identity_too_large,
-        {"rnn"},
-        LARGE,
-        "The recurrent weights are twice the identity: the state doubles at each of 24 steps.",
-    ),
-    Broken(
-        "gpt_mask_after_softmax",
-        tokens.gpt_mask_after_softmax,
+        "gpt_squares_without_norm",
+        tokens.gpt_squares_without_norm,
         {"blocks"},
-        [*LARGE, "mask"],
-        "The causal mask writes -1e9 into the attention's weights after the softmax: the branch explodes.",
+        [*LARGE, *NAN, "overflow", "infinit"],
+        "No norm stands before the squared ReLUs: each block squares the size of the stream, until it overflows.",
     ),
     Broken(
         "decoder_attends_to_itself",
@@ -146,25 +139,11 @@ BROKEN: list[Broken] = [
         "Sixteen averages over the neighbours without a skip make all nodes of a graph alike.",
     ),
     Broken(
-        "lora_both_factors_zero",
-        tables.lora_both_factors_zero,
-        {"lora0", "lora1", "lora2"},
-        [*CUT, "zero", "dead", "never"],
-        "Both matrices of each adapter are zero, so that neither gets a gradient.",
-    ),
-    Broken(
         "gated_mlp_one_column_unscaled",
         tables.gated_mlp_one_column_unscaled,
         {"inputs", "stem"},
-        [*LARGE, "standardiz", "column", "feature"],
+        [*LARGE, "standardiz", "column"],
         "One column of the input is in the thousands; the others are standardized.",
-    ),
-    Broken(
-        "regression_targets_in_dollars",
-        tables.regression_targets_in_dollars,
-        {"targets", "output", "head"},
-        [*LARGE, "standardiz", "far from", "reach"],
-        "The targets are around 300,000 and not standardized; the outputs are around zero.",
     ),
     Broken(
         "regression_broadcasts_targets",
@@ -184,7 +163,16 @@ BROKEN: list[Broken] = [
         "mlp_layers_in_python_list",
         tables.mlp_layers_in_python_list,
         {"body"},
-        ["regist", "modulelist", "python list", "parameters", "not train", "never train", "optimizer", "frozen"],
+        [
+            "regist",
+            "modulelist",
+            "python list",
+            "no parameters",
+            "not parameters",
+            "not train",
+            "never train",
+            "frozen",
+        ],
         "The hidden layers are in a Python list: the model does not register them, and no optimizer trains them.",
     ),
     Broken(
@@ -195,32 +183,11 @@ BROKEN: list[Broken] = [
         "A softmax makes the probabilities of six independent labels sum to one.",
     ),
     Broken(
-        "standardize_without_eps",
-        tables.standardize_without_eps,
-        {"standardize"},
-        [*NAN, "eps", "division by zero"],
-        "A constant column is divided by its standard deviation of zero: NaN.",
-    ),
-    Broken(
-        "experts_chosen_by_argmax",
-        tables.experts_chosen_by_argmax,
-        {"router"},
-        CUT,
-        "The argmax cuts the router off: it gets no gradient.",
-    ),
-    Broken(
         "autoencoder_std_of_a_transformer",
         tables.autoencoder_std_of_a_transformer,
         {f"fc{i}" for i in range(8)},
         SMALL,
         "Weights of standard deviation 0.02 without a norm: the signal vanishes layer by layer.",
-    ),
-    Broken(
-        "layer_norm_over_one_feature",
-        tables.layer_norm_over_one_feature,
-        {"norm"},
-        [*SAME, *DEAD, *CUT],
-        "The layer norm sees one feature, and turns every input into zero.",
     ),
     Broken(
         "hashing_without_straight_through",

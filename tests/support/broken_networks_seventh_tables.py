@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fifth_parts import Case, categories, generator, series, table
+from fifth_parts import Case, generator, series, table
 
 
 def signs_of_product(batch: int, n: int = 128, features: int = 6) -> tuple[Tensor, Tensor]:
@@ -72,33 +72,6 @@ def gcn_oversmooths(broken: bool = True, batch: int = 0) -> Case:
     return DeepGCN(32, 16, not broken), graph, kind.flatten(), nn.CrossEntropyLoss()
 
 
-class LowRank(nn.Module):
-    """A frozen linear layer plus a trainable product of two thin matrices."""
-
-    def __init__(self, before: int, after: int, rank: int, broken: bool) -> None:
-        super().__init__()
-        self.base = nn.Linear(before, after).requires_grad_(False)
-        self.down, self.up = nn.Linear(before, rank, bias=False), nn.Linear(rank, after, bias=False)
-        nn.init.zeros_(self.up.weight)
-        if broken:
-            nn.init.zeros_(self.down.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x))
-
-
-def lora_both_factors_zero(broken: bool = True, batch: int = 0) -> Case:
-    """Both matrices of each adapter start at zero, so that neither gets a gradient; the rest is frozen."""
-    torch.manual_seed(0)
-    sizes = ((8, 64), (64, 64), (64, 4))
-    model = nn.Sequential()
-    for i, (before, after) in enumerate(sizes):
-        model.add_module(f"lora{i}", LowRank(before, after, 8, broken))
-        if i < len(sizes) - 1:
-            model.add_module(f"act{i}", nn.GELU())
-    return model, *categories(batch), nn.CrossEntropyLoss()
-
-
 class GatedMLP(nn.Module):
     """Gated residual blocks on a table."""
 
@@ -143,13 +116,6 @@ class ResidualRegressor(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return self.head(x).squeeze(1) if self.flat else self.head(x)
-
-
-def regression_targets_in_dollars(broken: bool = True, batch: int = 0) -> Case:
-    """The targets are prices around 300,000, not standardized: the outputs are around zero."""
-    torch.manual_seed(0)
-    x, wanted = table(batch)
-    return ResidualRegressor(64), x, 300_000 + 50_000 * wanted if broken else wanted, nn.MSELoss()
 
 
 def regression_broadcasts_targets(broken: bool = True, batch: int = 0) -> Case:
@@ -230,53 +196,6 @@ def multilabel_softmax_then_bce(broken: bool = True, batch: int = 0) -> Case:
     return Bag(broken), words, (scores > 0).float(), nn.BCELoss()
 
 
-class Standardize(nn.Module):
-    """Bring each column of the batch to mean 0 and variance 1."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - x.mean(0)) / (x.var(0) + self.eps).sqrt()
-
-
-def standardize_without_eps(broken: bool = True, batch: int = 0) -> Case:
-    """A flag is the same in the whole batch, so that its column is divided by a standard deviation of zero."""
-    torch.manual_seed(0)
-    x, labels = categories(batch)
-    layers = [nn.Linear(9, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)]
-    model = nn.Sequential()
-    model.add_module("standardize", Standardize(0.0 if broken else 1e-5))
-    model.add_module("mlp", nn.Sequential(*layers))
-    return model, torch.cat([x, torch.ones(len(x), 1)], 1), labels, nn.CrossEntropyLoss()
-
-
-class RoutedExperts(nn.Module):
-    """Linear experts, chosen by a router: softly, or by an argmax without weight."""
-
-    def __init__(self, hard: bool) -> None:
-        super().__init__()
-        self.router = nn.Linear(8, 4)
-        self.experts = nn.ModuleList(nn.Linear(8, 1) for _ in range(4))
-        self.hard = hard
-
-    def forward(self, x: Tensor) -> Tensor:
-        shares = self.router(x).softmax(1)
-        if self.hard:
-            shares = F.one_hot(shares.argmax(1), 4).float()
-        return (torch.cat([expert(x) for expert in self.experts], 1) * shares).sum(1, keepdim=True)
-
-
-def experts_chosen_by_argmax(broken: bool = True, batch: int = 0) -> Case:
-    """The router's argmax picks an expert and its probability multiplies nothing: the router gets no gradient."""
-    torch.manual_seed(0)
-    x = torch.randn(128, 8, generator=generator(1000 + batch))
-    regime = (x[:, 0] > 0).long() * 2 + (x[:, 1] > 0).long()
-    slopes = torch.randn(4, 8, generator=generator(16))
-    return RoutedExperts(broken), x, (slopes[regime] * x).sum(1, keepdim=True) / 2, nn.MSELoss()
-
-
 def autoencoder_std_of_a_transformer(broken: bool = True, batch: int = 0) -> Case:
     """All weights have a standard deviation of 0.02 as in a transformer, but no norm follows: the signal vanishes."""
     torch.manual_seed(0)
@@ -291,28 +210,6 @@ def autoencoder_std_of_a_transformer(broken: bool = True, batch: int = 0) -> Cas
             model.add_module(f"act{i}", nn.LeakyReLU(0.1))
     x = torch.randn(128, 4, generator=generator(1000 + batch)) @ torch.randn(4, 24, generator=generator(13)) / 2
     return model, x, x, nn.MSELoss()
-
-
-class ColumnTokens(nn.Module):
-    """Each column of a table becomes a token for an attention layer."""
-
-    def __init__(self, broken: bool) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(1 if broken else 8)
-        self.embed, self.columns = nn.Linear(1, 32), nn.Embedding(8, 32)
-        self.layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, norm_first=True)
-        self.head = nn.Linear(8 * 32, 4)
-        self.broken = broken
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x[:, :, None]) if self.broken else self.norm(x)[:, :, None]
-        return self.head(self.layer(self.embed(x) + self.columns.weight).flatten(1))
-
-
-def layer_norm_over_one_feature(broken: bool = True, batch: int = 0) -> Case:
-    """The layer norm sees tokens of one feature: it subtracts each value from itself, and all inputs become zero."""
-    torch.manual_seed(0)
-    return ColumnTokens(broken), *categories(batch), nn.CrossEntropyLoss()
 
 
 class HashingAutoencoder(nn.Module):

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fifth_parts import Case, chains, generator
 
@@ -33,65 +34,39 @@ def lstm_forgets_each_step(broken: bool = True, batch: int = 0) -> Case:
     return SeriesLSTM(-9.0 if broken else 3.0), *early_signals(batch), nn.CrossEntropyLoss()
 
 
-class ReluRNN(nn.Module):
-    """A recurrent network of ReLU units whose recurrent weights start as a multiple of the identity."""
+class SquaredBlock(nn.Module):
+    """Causal attention and an MLP of squared ReLUs; the norm before the MLP can be missing."""
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, width: int, norm: bool) -> None:
         super().__init__()
-        self.rnn, self.fc = nn.RNN(5, 48, nonlinearity="relu", batch_first=True), nn.Linear(48, 5)
-        with torch.no_grad():
-            self.rnn.weight_hh_l0.copy_(factor * torch.eye(48))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.rnn(x)[0][:, -1])
-
-
-def rnn_identity_too_large(broken: bool = True, batch: int = 0) -> Case:
-    """The recurrent weights are twice the identity: the state doubles at each of 24 steps."""
-    torch.manual_seed(0)
-    return ReluRNN(2.0 if broken else 1.0), *early_signals(batch), nn.CrossEntropyLoss()
-
-
-class MaskedBlock(nn.Module):
-    """A pre-norm block whose causal mask stands before or, by mistake, after the softmax."""
-
-    def __init__(self, width: int, late: bool) -> None:
-        super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width) if norm else nn.Identity()
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-        self.late = late
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(2, (4, -1)).transpose(1, 2) for part in self.qkv(self.ln1(x)).chunk(3, 2))
-        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
-        if self.late:
-            weights = scores.softmax(-1).masked_fill(future, -1e9)
-        else:
-            weights = scores.masked_fill(future, -1e9).softmax(-1)
-        x = x + self.proj((weights @ v).transpose(1, 2).flatten(2))
-        return x + self.mlp(self.ln2(x))
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.relu(self.up(self.ln2(x))).square())
 
 
-class MaskedGPT(nn.Module):
-    """A small GPT."""
+class SquaredGPT(nn.Module):
+    """A small GPT that multiplies its embedding by the square root of the width."""
 
-    def __init__(self, vocabulary: int, width: int, late: bool) -> None:
+    def __init__(self, vocabulary: int, width: int, depth: int, norm: bool) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(32, width)
-        self.blocks = nn.Sequential(*(MaskedBlock(width, late) for _ in range(2)))
+        self.blocks = nn.Sequential(*(SquaredBlock(width, norm) for _ in range(depth)))
         self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        x = self.wte(tokens) * self.wte.embedding_dim**0.5 + self.wpe.weight[: tokens.shape[1]]
         return self.lm_head(self.ln_f(self.blocks(x))).flatten(0, 1)
 
 
-def gpt_mask_after_softmax(broken: bool = True, batch: int = 0) -> Case:
-    """The causal mask writes -1e9 into the weights after the softmax: they multiply the values."""
+def gpt_squares_without_norm(broken: bool = True, batch: int = 0) -> Case:
+    """No norm stands before the squared ReLUs: each block squares the size of the stream, until it overflows."""
     torch.manual_seed(0)
-    return MaskedGPT(50, 64, broken), *chains(batch, vocabulary=50), nn.CrossEntropyLoss()
+    return SquaredGPT(50, 64, 8, not broken), *chains(batch, vocabulary=50), nn.CrossEntropyLoss()
 
 
 class CrossDecoder(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 import healthy_networks_seventh_own as own
 from fault_cases import Subject
 from fifth_parts import Case, Healthy, chains, images, scenes, subject
-from healthy_networks_sixth import SMALL, VOCABULARY, MarianPair, Wrapped, _language, _sentence_classifier, timm_model
+from healthy_networks_sixth import SMALL, VOCABULARY, MarianPair, Wrapped, _language, timm_model
 
 
 def bart() -> Case:
@@ -69,10 +69,7 @@ HEALTHY = [
     Healthy(
         "transformers_bloom", partial(_language, "BloomForCausalLM", "BloomConfig", hidden_size=32, n_layer=2, n_head=4)
     ),
-    Healthy(
-        "transformers_electra",
-        partial(_sentence_classifier, "ElectraForSequenceClassification", "ElectraConfig", embedding_size=32, **SMALL),
-    ),
+    Healthy("transformers_phi", partial(_language, "PhiForCausalLM", "PhiConfig", **SMALL)),
     Healthy("transformers_bart", bart),
     Healthy(
         "transformers_resnet",
