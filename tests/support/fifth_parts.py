@@ -1,4 +1,4 @@
-"""What the cases of the fifth set share: their records and small synthetic tasks that a sound network learns."""
+"""What the cases of the fifth and later sets share: their records and small tasks that a sound network learns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
