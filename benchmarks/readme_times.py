@@ -145,11 +145,9 @@ def run(one: Timed, clone: Path) -> dict[str, Any]:
         )
         if one.until_interrupted:
             time.sleep(WATCHED)
-            if process.poll() is None:  # it must not have ended by itself
+            if process.poll() is None:  # without a terminal, `watch` prints once and ends by itself
                 process.send_signal(signal.SIGINT)
-                row["status"] = 0 if process.wait(60) in (0, 130) else process.returncode
-            else:
-                row["status"] = process.returncode or 1
+            row["status"] = 0 if process.wait(60) in (0, 130) else process.returncode
         else:
             status = process.wait()
             row["status"] = 0 if status == 1 and one.command.startswith(JUDGES) else status
