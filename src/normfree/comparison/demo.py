@@ -47,7 +47,7 @@ _SHARE_OF_STEPS, _SHARE_AT_BATCH_TWO = {"sqrt_half": 0.7, "he_in": 0.05}, {"batc
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """The experiments of the demo; the defaults take about two minutes on two CPU cores."""
+    """The experiments of the demo; the defaults take about 2½ minutes on two CPU cores."""
 
     methods: tuple[str, ...] = tuple(DESCRIPTIONS)
     signal_model: str = "wrn-1000-1"

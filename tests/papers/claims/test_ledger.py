@@ -585,6 +585,13 @@ def test_page_opens_in_a_browser(open_file: Open, tmp_path: Path) -> None:
     drawn = sum(len(entry.result["panels"]) for entry in found if entry.result)
     assert tab.locator(".panel svg g.curve").count() >= drawn
     assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    tab.locator("#filter").fill("theorem wninit/")
+    wanted = [entry.claim.id for entry in found if entry.claim.id.startswith("wninit/thm")]
+    assert set(wanted) <= set(tab.locator(".card:visible h2").all_inner_texts()) < {e.claim.id for e in found}
+    hidden = tab.locator("section.part").count() - tab.locator("section.part:visible").count()
+    assert hidden == len(found) - tab.locator(".card:visible").count() > 40  # papers keep their headings
+    tab.locator("#filter").fill("")
+    assert tab.locator(".card:visible").count() == len(found)
 
 
 # The command line

@@ -535,6 +535,32 @@
     }, 1000);
   }
 
+  // Shows only the cards that contain all words, and the parts that they lead to.
+  const filter = find("filter");
+  if (filter) {
+    const cards = [...document.querySelectorAll(".grouped > *")];
+    let heading = null;
+    const entries = [];
+    for (const card of cards) {
+      if (card.matches(".group")) heading = card;
+      else {
+        const link = card.querySelector("h2 a");
+        const part = link && document.getElementById(link.hash.slice(1));
+        entries.push({ card, heading, part, text: `${heading?.textContent} ${card.textContent} ${part?.textContent}`.toLowerCase() });
+      }
+    }
+    const apply = () => {
+      const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+      for (const entry of entries) entry.card.hidden = !words.every((word) => entry.text.includes(word));
+      const shown = new Set(entries.filter((entry) => !entry.card.hidden).flatMap((entry) => [entry.heading, entry.part]));
+      for (const { heading, part } of entries) for (const each of [heading, part]) if (each) each.hidden = !shown.has(each);
+      filter.nextElementSibling.value = `${entries.filter((entry) => !entry.card.hidden).length} of ${entries.length}`;
+    };
+    filter.hidden = false;
+    filter.addEventListener("input", apply);
+    apply();
+  }
+
   const download = find("download");
   download.href = URL.createObjectURL(new Blob([find("data").textContent], { type: "application/json" }));
   download.hidden = false;
