@@ -1,4 +1,4 @@
-"""The record of a claim with its checks, how it is run, and the registry of all claims.
+"""The record of a claim with its checks, and the registry of all claims.
 
 A measurement returns named numbers. Each check of a claim names one of them, the range in which it must lie, and the
 reason for that range. To add a claim, decorate its measurement with `@claim(...)` in a module of its paper, and add its
@@ -8,86 +8,24 @@ name to `MODULES`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from functools import partial, partialmethod
 from importlib import import_module
-from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normfree.errors import unknown_name
-from normfree.report import Table
-from normfree.report.panels import Panel
-from normfree_papers.claims.run_cache import Progress, RunCache
-from normfree_papers.claims.seed_metrics import Numbers, Runs, Trained, named
+from normfree_papers.claims.run_cache import SCALES as SCALES
+from normfree_papers.claims.run_cache import MeasuredRows
+from normfree_papers.claims.run_cache import Scale as Scale
+from normfree_papers.claims.run_cache import Settings as Settings
+from normfree_papers.claims.seed_metrics import Measurement as Measurement
+from normfree_papers.claims.seed_metrics import Runs
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
 
-Scale = Literal["quick", "full"]
-SCALES: tuple[Scale, ...] = ("quick", "full")
 Source = Literal["paper", "derived", "reading"]
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a claim is run: scale, seeds, device and folder of the data sets.
-
-    `runs` trains or finds the runs of a claim that needs training.
-    """
-
-    scale: Scale = "full"
-    seeds: tuple[int, ...] = (0,)
-    device: str = "cpu"
-    data: Path | None = None
-    progress: Progress = _silent
-    runs: RunCache | None = None
-
-    def __post_init__(self) -> None:
-        if self.scale not in SCALES:
-            raise unknown_name("scale", self.scale, SCALES)
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(
-                f"expected one or more different seeds, got {list(self.seeds)}; pass for example (0, 1, 2)"
-            )
-
-    @property
-    def quick(self) -> bool:
-        """Whether small stand-ins are wanted."""
-        return self.scale == "quick"
-
-    def each(self, words: str, *axes: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        """Yield every combination of the axes, and report each as a step: `words` with its values in the braces."""
-        combinations = list(product(*axes))
-        for step, values in enumerate(combinations):
-            self.progress(step, len(combinations), words.format(*values))
-            yield values
-
-    def each_seed(self) -> Iterator[int]:
-        """Yield the seeds, and report each as a step."""
-        return (seed for (seed,) in self.each("seed {}", self.seeds))
-
-    def each_seed_of(self, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-        """Yield every name with every seed, and report each pair as a step."""
-        return ((name, seed) for name, seed in self.each("{}, seed {}", names, self.seeds))
-
-    def train(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
-        """Return the runs by name; None for a run that is missing and may not be trained."""
-        if self.runs is None:
-            raise ValueError("expected settings with runs= for a claim that trains, got none; pass a RunCache")
-        return self.runs(wanted)
-
-    def train_rows(self, rows: Mapping[Any, TrainConfig], words: str = "{}") -> Runs:
-        """Return the runs of every row, one per seed, which are named by `words` with the row in the braces."""
-        names = {(row, seed): f"{named(words, row)}, seed {seed}" for row in rows for seed in self.seeds}
-        found = self.train({name: rows[row].with_changes(seed=seed) for (row, seed), name in names.items()})
-        there = {place: run for place, name in names.items() if (run := found[name]) is not None}
-        return Runs({row: {seed: there[row, seed] for seed in self.seeds if (row, seed) in there} for row in rows})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,26 +122,7 @@ def near(name: str, value: float, error: float = 0.0, *, share: float = 0.0, **o
     return expect(name, low=(1 - share) * value - error, high=(1 + share) * value + error, **options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """The outcome of a run: numbers by name, alone or one per seed, and panels, tables and notes to show.
-
-    Numbers that come by seed are kept in the order of the seeds; a name without numbers is left out.
-    """
-
-    values: Mapping[str, float | Sequence[float] | Numbers]
-    panels: tuple[Panel, ...] = ()
-    tables: tuple[Table, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        there = {name: value for name, value in self.values.items() if value != {}}
-        ordered = {name: [v[s] for s in sorted(v)] if isinstance(v, dict) else v for name, v in there.items()}
-        object.__setattr__(self, "values", ordered)
-
-
 Measure = Callable[[Settings], Measurement]
-MeasureRuns = Callable[[Runs, Scale], Measurement]
 
 
 def by_name(found: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -352,7 +271,7 @@ training_claim = partial(claim, needs_training=True)
 
 def rows_claim(
     rows: Callable[[Scale], Mapping[Any, TrainConfig]], words: str = "{}", **fields: Any
-) -> Callable[[MeasureRuns], Measure]:
+) -> Callable[[Callable[[Runs, Scale], Measurement]], Measure]:
     """Decorate a measurement of the training runs of a table, whose rows are trained with every seed.
 
     Args:
@@ -360,14 +279,7 @@ def rows_claim(
         words: The names of the runs, with the row in the braces.
         fields: The other fields of the claim.
     """
-
-    def add(measure: MeasureRuns) -> Measure:
-        def train(settings: Settings) -> Measurement:
-            return measure(settings.train_rows(rows(settings.scale), words), settings.scale)
-
-        return training_claim(**fields)(train)
-
-    return add
+    return lambda measure: training_claim(**fields)(MeasuredRows(rows, words, measure))
 
 
 def all_claims() -> tuple[Claim, ...]:

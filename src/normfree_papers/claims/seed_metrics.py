@@ -18,7 +18,7 @@ from normfree_papers.claims.fits import table
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
-    from normfree_papers.claims.claim import Settings
+    from normfree_papers.claims.run_cache import Settings
 
 Numbers = dict[int, float]  # by seed
 
@@ -28,6 +28,24 @@ DIVERGED = "× diverged, drawn at chance"
 DEAD = 20.0  # up to twice chance counts as not trained
 EMBEDDED: dict[str, Any] = {"data": "fashion14", "crop": 0}  # the data of quick runs
 SMALL: dict[str, Any] = {**EMBEDDED, "batch_size": 32}  # 188 steps per epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The outcome of a run: numbers by name, alone or one per seed, and panels, tables and notes to show.
+
+    Numbers that come by seed are kept in the order of the seeds; a name without numbers is left out.
+    """
+
+    values: Mapping[str, float | Sequence[float] | Numbers]
+    panels: tuple[Panel, ...] = ()
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        there = {name: value for name, value in self.values.items() if value != {}}
+        ordered = {name: [v[s] for s in sorted(v)] if isinstance(v, dict) else v for name, v in there.items()}
+        object.__setattr__(self, "values", ordered)
 
 
 # One run
