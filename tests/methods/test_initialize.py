@@ -270,12 +270,23 @@ def test_weight_norm_of_torch_is_initialized_through_its_parametrization() -> No
 
 
 def test_weight_that_cannot_become_zero_is_refused_by_name() -> None:
-    """Torch's weight norm has no direction at 0; nothing would be written, and nothing said."""
+    """Torch's spectral norm divides 0 by 0; nothing would be written, and nothing said."""
+    model, plan = foreign()
+    for block in model.blocks:
+        nn.utils.parametrizations.spectral_norm(block.conv2)
+    refuse("expected a weight that can be set at 'blocks.0.conv2.weight'.*remove_parametrizations", model, "fixup",
+           plan)  # fmt: skip
+
+
+def test_weight_norm_of_torch_becomes_zero_by_its_length_and_keeps_its_direction() -> None:
     model, plan = foreign()
     for block in model.blocks:
         nn.utils.parametrizations.weight_norm(block.conv2)
-    refuse("expected a weight that can be set at 'blocks.0.conv2.weight'.*remove_parametrizations", model, "fixup",
-           plan)  # fmt: skip
+    before = model.blocks[0].conv2.parametrizations.weight.original1.clone()
+    initialize_(model, "fixup", plan, generator=seeded())
+    for block in model.blocks:
+        assert not block.conv2.weight.any()
+    torch.testing.assert_close(model.blocks[0].conv2.parametrizations.weight.original1, before)
 
 
 def test_refusal_leaves_attributes_and_replaced_buffers_as_they_were() -> None:

@@ -226,8 +226,8 @@ def initialize_(
                 "pass plan=normfree.discover(model, example)"
             )
     ctx = InitContext(model, plan, generator, example)
-    _check(ctx, method)
     with restored_on_error(model) if restore else nullcontext():
+        _check(ctx, method)  # reads weights, and spectral norm counts each reading
         _write_(ctx, method)
     return model
 
