@@ -45,7 +45,8 @@ for number in ("second", "third", "fourth", "fifth", "sixth", "seventh"):
         models = importlib.import_module(f"healthy_networks_{number}")
         build = getattr(models, f"build_healthy_{number}")
         SOUND[f"false alarms, {number} set"] = (list(getattr(models, f"HEALTHY_{number.upper()}")), build)
-COUNTS = (*KINDS, *SOUND)
+TWINS = "alarms of mended twins"
+COUNTS = (*KINDS, *SOUND, TWINS)
 
 
 def report_on(subject: Subject) -> tuple[bool, str, str]:
@@ -80,6 +81,7 @@ def judge_case(case: Broken) -> dict[str, Any]:
         "named": case.names_cause(text),
         "right": alarm and case.names_place(text) and case.names_cause(text),
         "mended": twin_word,
+        "alarm_when_mended": twin_alarm,
         "same_fault_when_mended": twin_alarm and case.names_place(twin) and case.names_cause(twin),
     }
 
@@ -93,11 +95,13 @@ def judge_healthy(name: str, build: Callable[[str], Subject] = build_healthy) ->
 def measure() -> dict[str, Any]:
     """Run every case."""
     found: dict[str, Any] = {kind: [judge_case(case) for case in cases] for kind, cases in KINDS.items()}
+    twins = [row["alarm_when_mended"] for kind in KINDS for row in found[kind]]
     sound = {kind: [judge_healthy(name, build) for name in names] for kind, (names, build) in SOUND.items()}
     found["healthy"] = [row for rows in sound.values() for row in rows]
     found["score"] = {
         **{kind: [sum(row["right"] for row in found[kind]), len(found[kind])] for kind in KINDS},
         "mended twins with the fault": sum(row["same_fault_when_mended"] for kind in KINDS for row in found[kind]),
+        TWINS: [sum(twins), len(twins)],
         **{kind: [sum(row["alarm"] for row in rows), len(rows)] for kind, rows in sound.items()},
     }
     return {"commit": commit(), "versions": versions(), **found}

@@ -190,6 +190,7 @@ class GraphReader:
             if factor is not None and factor.data_ptr() in self.plain:
                 self.unknown.add(self.plain[factor.data_ptr()])
         if kind != "Bmm":
+            self._read_input(node, kind)
             return
         for (source, _), name, dim in zip(node.next_functions, ("self", "mat2"), (-1, -2), strict=True):
             softmax = _first_function(source, (*VIEWS, "Expand"))
@@ -197,6 +198,22 @@ class GraphReader:
             if weights is not None and weights.shape[dim] > 1:
                 total = weights[:8].float().sum(dim)
                 self._note("softmax over the wrong axis", softmax, ((total - 1).abs() > 0.01).any())
+
+    def _read_input(self, node: Any, kind: str) -> None:
+        """Look for a layer that reads the output of another one several times, concatenated along the features."""
+        inputs = list(node.next_functions)
+        source, _ = inputs.pop(1 if kind == "Addmm" else 0)
+        cat = _first_function(source, ("View", "UnsafeView", "Reshape", "Clone", "ToCopy", "Alias"))
+        if _kind(cat) != "Cat":
+            return
+        read = [f for f in cat.next_functions if f[0] is not None]
+        dims = len(cat._input_metadata[0].shape)
+        if (cat._saved_dim + 2**63) % 2**64 - 2**63 in ((1,) if kind == "Convolution" else (-1, dims - 1)):
+            again = next((f for f, number in read if read.count((f, number)) > 1), None)
+            place = next((p for f, _ in inputs if (p := _place(_first_function(f), self.names, 1))), "")
+            if place and again is not None and _place(again, self.names):
+                self._note("concatenated with itself", node)
+                self.noted[-1] = replace(self.noted[-1][0], place=place), (), node
 
     def _read_softmax(self, node: Any, result: Tensor) -> None:
         """Look for a wrong axis or mask, and note how evenly an attention weighs the positions."""

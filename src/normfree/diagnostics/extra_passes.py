@@ -15,8 +15,8 @@ from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_pat
 
 from normfree.diagnostics.autograd_graph import walk
 from normfree.diagnostics.input_output import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
-from normfree.diagnostics.invariants import first_difference, trace
-from normfree.diagnostics.signals import Fact, Gain, Signal
+from normfree.diagnostics.invariants import Trace, first_difference, trace
+from normfree.diagnostics.signals import CONSTANT, Fact, Gain, Signal
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import (
     ModelParts,
@@ -86,6 +86,8 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
     if signal.unmeasured:
         return signal
     facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))
+    if signal.head.variation <= CONSTANT:
+        facts = (*facts, *end_of_variation(trace(model, parts, (args, kwargs), evaluate=False)))
     found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), facts=facts)
     if all(math.isfinite(s.gradient_level) for s in signal.sums):
         return found
@@ -295,3 +297,16 @@ def noise_facts(model: nn.Module, parts: ModelParts, arguments: Any) -> Iterator
     if share:
         first, second = (trace(model, parts, arguments, evaluate=False, seed=seed) for seed in (0, 1))
         yield Fact("noise", first_difference(first, second), value=share)
+
+
+def end_of_variation(calls: Trace) -> Iterator[Fact]:
+    """The first module from which on all outputs are the same for every sample, and the last one before it."""
+    found = [(c.name, any(_differs(t) for t in c.returned)) for c in calls if c.returned]
+    last = max((i for i, (_, some) in enumerate(found) if some), default=-1)
+    if 0 <= last < len(found) - 1:
+        yield Fact("variation ends", found[last + 1][0] or "the output", found[last][0])
+
+
+def _differs(tensor: Tensor) -> bool:
+    """Whether samples differ by more than rounding."""
+    return bool((tensor - tensor[:1]).square().mean() > CONSTANT * tensor.square().mean())

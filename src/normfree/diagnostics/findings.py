@@ -48,6 +48,10 @@ embedding too large | faulty | root mean square above 10
 normalizer of one value | vanishing | a group or layer norm whose groups hold one value
   {place} normalizes groups of one value
   look at {place}: a group of one value is normalized to zero; use fewer groups or a larger input
+gains around zero | faulty | the gains of all normalizers have a mean below half of their root mean square
+  the gains of {names} are drawn around 0, and have a root mean square of {size} at most
+  look at {names}: the gain (weight) of a normalizer starts at 1; gains around 0 shrink the signal, and reverse half of
+  the channels; leave the normalizers out where weights are drawn
 zero weights | vanishing | all weights of a layer outside of branches are zero, and get no gradient or let nothing pass
   all weights of {place} are zero
   look at {place}: its weights are all zero, so nothing passes through it; initialize it
@@ -57,6 +61,10 @@ frozen weights | faulty | between layers of the same name, but for numbers, most
 nothing learns | faulty | no parameter that requires a gradient gets one, although frozen ones would
   {text}
   look at {names}: every weight that takes part in the output is frozen (requires_grad is False), so that nothing learns
+concatenated with itself | faulty | a layer reads the same output of another one twice, side by side
+  {place} reads a tensor that is concatenated with itself
+  look at {place}: torch.cat gives it the same tensor twice, so that half of its weights are superfluous; the tensor
+  that was meant to be there, such as the skip of a U-Net, never arrives
 module repeated | faulty | a list holds the same module several times
   {names} {verb} the same module, with the same weights
   look at {names}: the list holds one module several times, so that its weights are shared (tied) by mistake; make a new
@@ -74,6 +82,10 @@ samples mixed | faulty | one sample changes the output of another one in evaluat
   the output of a sample depends on the other samples of the batch
   look {spot}: one sample of the batch changes the output of another one there; the wrong dimension (axis) is taken for
   the batch, as with batch_first, view, transpose or softmax
+place in the batch | faulty | the output of a sample depends on its place in the batch in evaluation mode
+  the output of a sample depends on its place in the batch
+  look {spot}: a sample returns something else at another place of the batch there; positions (an encoding, an index, a
+  mask) run along the batch, the wrong dimension (axis), and not along the sequence
 state between calls | faulty | two equal calls in evaluation mode return something else
   two equal calls in evaluation mode return something else
   look {spot}: the output depends on earlier calls; a state (a buffer, a cache, a list) is kept from call to call, or
@@ -214,6 +226,10 @@ loss without a gradient | vanishing | no weight is behind the loss in the autogr
   the loss has no gradient, so that nothing learns
   look at the loss between the output and its value: detach(), no_grad, item(), argmax, rounding or a threshold cuts the
   gradient off
+loss of one class | vanishing | a softmax over one class in the loss, whose gradient is zero
+  the loss takes a softmax over a single class, which is 1 for every output
+  look at the loss: a cross-entropy of one output (a single class) is constant, so that nothing learns; use
+  binary_cross_entropy_with_logits, or two outputs
 zero scale | vanishing | the gain of a normalizer is zero, and nothing passes it
   the gain of {names} is zero
   look at {names}: its scale (weight) is zero, so that it returns zero and no gradient passes; start it at 1
@@ -295,7 +311,7 @@ first loss | faulty | cross-entropy above 4 log C + 5 (with random labels if the
   scale behind it{why}
 constant output | faulty | the same for every sample
   the output is the same for every sample
-  look at the end of the network: the output does not depend on the input
+  look {spot}: the output does not depend on the input
 """
 
 

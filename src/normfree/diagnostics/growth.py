@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
@@ -38,6 +38,8 @@ BETTER = 0.6  # largest error of a power law relative to an exponential: 0.02 to
 # 16 layers) they stopped halfway, and with 4e-6 (torch's default, 9 layers) they stayed at chance.
 PLAIN_SMALL = 1e-4
 FORGETS = 0.5  # the least factor per time step of a recurrent layer; tanh with orthogonal weights has 0.7
+
+SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
 
 HARMLESS: tuple[SignalStatus, ...] = ("preserved", "growing", "drifting")
 
@@ -82,7 +84,12 @@ class Direction:
 
 
 def judge_direction(
-    points: Sequence[DepthPoint], *, backward: bool = False, plain: bool = False, normalized: bool = False
+    points: Sequence[DepthPoint],
+    *,
+    backward: bool = False,
+    plain: bool = False,
+    normalized: bool = False,
+    gated: Collection[str] = (),
 ) -> Direction:
     """Judge one direction from the places in the order of the blocks.
 
@@ -94,7 +101,7 @@ def judge_direction(
     tenfold, and not at all in a network with normalizers that preserves the signal inside of all stages. An exponential
     change inside stages that does neither, but would at twice the depth, is *drifting*. A network without residual sums
     tolerates a decay to 1e-4 (`plain`), and one with normalizers a gradient that grows to 1e5, or to 1e8 with residual
-    sums (`normalized`).
+    sums (`normalized`). The cells of an LSTM or GRU (`gated`) learn to keep their state, unless their gates are shut.
 
     Sums inside the branch of another sum are a stream of their own. A branch that starts small has a small gradient,
     which says nothing about depth, so that streams are not compared with each other. The worst stream counts.
@@ -112,11 +119,13 @@ def judge_direction(
             return Direction("vanishing", math.nan, 0.0, broken.name, 0.0, broken.name, sudden=sudden)
         return Direction("exploding", math.nan, math.inf, broken.name, math.inf, broken.name, sudden=sudden)
     streams = [list(group) for _, group in groupby(sorted(points, key=lambda p: p.stream), lambda p: p.stream)]
-    found = [_judge_stream(stream, backward, plain, normalized) for stream in streams]
+    found = [_judge_stream(stream, backward, plain, normalized, gated) for stream in streams]
     return max(found, key=lambda d: SEVERITY.index(d.status))
 
 
-def _judge_stream(points: Sequence[DepthPoint], backward: bool, plain: bool, normalized: bool) -> Direction:
+def _judge_stream(
+    points: Sequence[DepthPoint], backward: bool, plain: bool, normalized: bool, gated: Collection[str]
+) -> Direction:
     stages = [p.stage for p in points]
     slope, inside, polynomial = _fit(stages, [math.log(p.value) for p in points])
     if backward:
@@ -137,6 +146,7 @@ def _judge_stream(points: Sequence[DepthPoint], backward: bool, plain: bool, nor
     tolerant = backward and normalized
     normalized_limit = LARGE_NORMALIZED if plain else LARGE_WITH_SUMS
     large = math.log(normalized_limit if tolerant else LARGE)
+    learns_to_keep = tied and module_of(points[0].name) in gated and slope > 2 * math.log(SHUT_GATE)
     forgets = tied and slope > math.log(FORGETS)
     small = -math.log(PLAIN_SMALL) if plain else math.log(LARGE)
     fast_growth = not tolerant and fast >= math.log(FAST) and ends_of_stages >= math.log(NOTICEABLE)
@@ -146,9 +156,9 @@ def _judge_stream(points: Sequence[DepthPoint], backward: bool, plain: bool, nor
         status = "growing"
     elif (growth >= large and (not tolerant or slope >= math.log(NORMALIZED_RATE))) or fast_growth:
         status = "exploding"
-    elif (decay <= -small and not (polynomial and plain) and not forgets) or fast_decay:
+    elif (decay <= -small and not (polynomial and plain) and not (forgets or learns_to_keep)) or fast_decay:
         status = "vanishing"
-    elif measured and not polynomial and not -small / 2 < inside < large / 2:
+    elif measured and not polynomial and not learns_to_keep and not -small / 2 < inside < large / 2:
         status = "drifting"
     steps = [b - a for a, b in pairwise(logs)] or [0.0]
     falling = status == "vanishing" or (status == "drifting" and inside < 0)
@@ -227,7 +237,7 @@ def bounded_exp(value: float) -> float:
 POST_NORM_LEFT = 1e-9
 POST_NORM_SUMS = 72  # from 36 layers on, narrow ones with 1e-3 hardly train either
 POST_NORM_DEEP = 1e-2  # the part that is too small with so many sums
-POST_NORM_LEAST = 4  # sums that tell whether normalizers follow them
+POST_NORM_LEAST = 3  # sums that tell whether normalizers follow them; two blocks have so many behind the first
 POST_NORM_SAME = 0.02  # relative difference of second moments after a normalizer, which are 1 at the start
 
 
@@ -235,7 +245,8 @@ def before_normalizers(signal: Signal) -> str:
     """The first sum, if normalizers follow all others, but not its small input, which says nothing about depth."""
     main = [s for s in signal.sums if s.around is None]
     powers = [s.shortcut.power for s in main[1:]]
-    same = all(abs(p - powers[-1]) <= POST_NORM_SAME * p for p in powers)
+    same = all(abs(p - powers[-1]) <= POST_NORM_SAME * p for p in powers[1:])  # the epsilon shows behind the first one
+    same = same and all(powers[-1] / 2 < p < powers[-1] * 2 for p in powers[:1])
     return (
         main[0].name if len(powers) >= POST_NORM_LEAST and same and powers[0] > NOTICEABLE * main[0].sum.power else ""
     )

@@ -1,6 +1,6 @@
 """What holds for every sound model, checked by short forward passes of a few samples.
 
-- A sample does not change the output of another one.
+- A sample does not change the output of another one, and its own does not depend on its place in the batch.
 - Two equal calls in evaluation mode return the same, and drop nothing at random.
 - A model that predicts the next element of a sequence does not see it.
 - A derivative that the user wrote agrees with finite differences.
@@ -24,6 +24,7 @@ from normfree.diagnostics.input_output import first_tensor
 from normfree.diagnostics.signals import Fact, Signal
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import ModelParts, hooked, preserve_model_state
+from normfree.nn.normalizers import is_norm
 
 LEAST_SAMPLES = 12  # two passes of two samples cost at most a ninth of a pass forward and backward
 SAME = 1e-4  # relative difference of one sample's output between two batches; rounding leaves 1e-6
@@ -66,21 +67,22 @@ def check_model(
 
 
 def check_samples(model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, classes: int) -> Iterator[Fact]:
-    """Find the module in which one sample changes another one, two equal calls differ, or dropout never ends.
+    """Find the module where samples mix, their places in the batch count, equal calls differ, or dropout never ends.
 
     A sample goes through the model in evaluation mode behind another one, and then before a third. If its outputs
-    differ, further calls look into the model: the sample between two others, then between two different ones, and the
-    first call again, twice, since a state may return by chance. Where that differs too, the model keeps a state. An
-    output that compares all samples with each other, (N, N), is left out; `classes` is its width for the whole batch.
+    differ, further calls look into the model: the sample between two others, then between two different ones, then
+    before the first two, and the first call again, twice, since a state may return by chance. Where that differs too,
+    the model keeps a state. Noise that the model draws also depends on the place, but on the seed as well. An output
+    that compares all samples with each other, (N, N), is left out; `classes` is its width for the whole batch.
     """
     count = 0 if main.dim() < 2 else len(main)
     graphs = any(isinstance(t, Tensor) and t.shape[:2] == (count, count) for t in tree_leaves(arguments))
     if count < LEAST_SAMPLES or graphs:
         return
 
-    def trace_of(*chosen: int, inside: bool = True) -> Trace:
+    def trace_of(*chosen: int, inside: bool = True, seed: int = 0) -> Trace:
         some = tree_map(lambda t: _rows(t, count, chosen), arguments)
-        return trace(model, parts, some, evaluate=True, inside=inside)
+        return trace(model, parts, some, evaluate=True, inside=inside, seed=seed)
 
     with _Dropouts() as dropouts:
         behind = trace_of(1, 0, inside=False)[-1].returned
@@ -95,10 +97,19 @@ def check_samples(model: nn.Module, parts: ModelParts, arguments: Any, main: Ten
     place = first_difference(one, trace_of(3, 0, 4), standardized=False)
     shapes = [t.shape for t in one[-1].returned]
     pairs = classes == count and any(shape[:2] == (3, 3) for shape in shapes)
-    if not place or pairs or (_positions_first(parts) and any(len(shape) == 3 for shape in shapes)):
+    moved = "" if place else first_difference(one, _swapped(trace_of(0, 1, 2)))
+    random = bool(moved) and bool(first_difference(one, trace_of(1, 0, 2, seed=1)))
+    sequences = _positions_first(parts) and any(len(shape) == 3 for shape in shapes)
+    if not (place or moved) or random or pairs or sequences:
         return
     again = first_difference(one, trace_of(1, 0, 2)) or first_difference(one, trace_of(1, 0, 2))
-    yield Fact("state between calls", again) if again else Fact("samples mixed", place)
+    found = Fact("samples mixed", place) if place else Fact("place in the batch", moved)
+    yield Fact("state between calls", again) if again else found
+
+
+def _swapped(found: Trace) -> Trace:
+    """The trace with its first two samples exchanged."""
+    return [TracedCall(name, *([t[[1, 0, 2]] for t in ts] for ts in both)) for name, *both in found]
 
 
 def _rows(value: Any, count: int, chosen: Sequence[int]) -> Any:
@@ -114,12 +125,20 @@ def _positions_first(parts: ModelParts) -> bool:
 
 @torch.no_grad()
 def trace(
-    model: nn.Module, parts: ModelParts, arguments: Any, *, evaluate: bool, seed: int = 0, inside: bool = True
+    model: nn.Module,
+    parts: ModelParts,
+    arguments: Any,
+    *,
+    evaluate: bool,
+    seed: int = 0,
+    inside: bool = True,
+    positions: int = 1,
 ) -> Trace:
     """Collect three samples of what all modules read and return, in the order in which they return.
 
     Args:
         inside: Whether to look into the model; else the trace has only the model itself, and costs a plain pass.
+        positions: The positions of a sample, if samples and positions may be one dimension, the positions last.
     """
     found: Trace = []
     tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
@@ -127,7 +146,10 @@ def trace(
 
     def samples(tree: Any) -> list[Tensor]:
         tensors = [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
-        return [t[:3].detach().clone() for t in tensors if t.dim() > 1 and len(t) == count]
+        tensors = [t.detach() for t in tensors if t.dim() > 1]
+        flat = [len(t) == count * positions > count for t in tensors]
+        tensors = [t.unflatten(0, (count, positions)) if f else t for t, f in zip(tensors, flat, strict=True)]
+        return [t[:3].clone() for t in tensors if len(t) == count]
 
     def hook(name: str) -> Any:
         return lambda _m, read, returned: found.append(TracedCall(name, samples(read), samples(returned)))
@@ -207,8 +229,9 @@ class _Dropouts(Observer):
 
 def _next_element(main: Tensor, targets: Any) -> str:
     """How the targets repeat the input: 'next' if they are its next elements, 'same' if they equal it, else ''."""
-    if not isinstance(targets, Tensor) or targets.dtype != main.dtype or targets.shape != main.shape:
+    if not isinstance(targets, Tensor) or targets.dtype != main.dtype or targets.numel() != main.numel():
         return ""
+    targets = targets.reshape(main.shape)  # samples and positions may be one dimension, as a loss takes them
     if main.dim() not in (2, 3) or main.shape[1] < 4 or (main.dim() == 2 and main.is_floating_point()):
         return ""
     if bool((targets == main).all()):
@@ -231,11 +254,15 @@ def check_causality(model: nn.Module, parts: ModelParts, arguments: Any, main: T
     second = tree_map(lambda t: changed if isinstance(t, Tensor) and t.shape == changed.shape else t, first)
 
     def traces(*, inside: bool) -> list[Trace]:
-        return [trace(model, parts, arguments, evaluate=True, inside=inside) for arguments in (first, second)]
+        passes = partial(trace, model, parts, evaluate=True, inside=inside, positions=main.shape[1])
+        return [passes(first), passes(second)]
 
     def leaks(a: list[Tensor], b: list[Tensor]) -> bool:
-        firsts = ([t[:, :half] for t in tensors if t.shape[1] == main.shape[1]] for tensors in (a, b))
-        return _differ(*firsts)
+        return _differ(*([h for t in tensors if (h := first_half(t)) is not None] for tensors in (a, b)))
+
+    def first_half(tensor: Tensor) -> Tensor | None:
+        axes = [axis for axis in (1, tensor.dim() - 1) if tensor.shape[axis] == main.shape[1]]
+        return tensor.narrow(axes[0], 0, half) if axes else None
 
     (one,), (other,) = traces(inside=False)
     if one.returned[0].shape[1] != main.shape[1]:
@@ -244,7 +271,8 @@ def check_causality(model: nn.Module, parts: ModelParts, arguments: Any, main: T
     if seen and shifted == "next":
         calls = zip(*traces(inside=True), strict=False)
         place = next(a.name for a, b in calls if leaks(a.returned, b.returned) and not leaks(a.read, b.read))
-        yield Fact("later positions seen", place or "the output")
+        if not place or not is_norm(parts.modules[place]):  # statistics of all positions tell little of the next one
+            yield Fact("later positions seen", place or "the output")
     elif not seen and shifted == "same":
         yield Fact("targets not shifted", "the targets")
 

@@ -253,7 +253,7 @@ def parameter_facts(parts: ModelParts, classifier: Iterable[Layer]) -> Iterator[
 def _sizes(parts: ModelParts) -> Iterator[Fact]:
     """The root mean square of each embedding, and of each vector or number that is no bias, after one transfer.
 
-    The detail of a scale is 'norm' if it is the gain of a normalizer.
+    The detail of a scale is 'norm' if it is the gain of a normalizer, which has its mean, too.
     """
     gains = {f"{n}.weight" for n, m in parts.modules.items() if isinstance(m, NORM_TYPES)}
     tensors: dict[tuple[str, str], Tensor] = {
@@ -265,10 +265,14 @@ def _sizes(parts: ModelParts) -> Iterator[Fact]:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and not is_sharded(module.weight):
             tensors["embedding", name] = module.weight.detach()
     lengths = norms(tensors)
-    values: list[float] = concatenate([whole(t).flatten() for t in lengths.values()]).tolist() if lengths else []
-    for (kind, place), length in zip(lengths, values, strict=True):
+    means = {key: whole(tensors[key]).float().mean().to(lengths[key]) for key in lengths if key[1] in gains}
+    numbers = [whole(t).flatten() for t in (*lengths.values(), *means.values())]
+    values: list[float] = concatenate(numbers).tolist() if numbers else []
+    mean_of = dict(zip(means, values[len(lengths) :], strict=True))
+    for (kind, place), length in zip(lengths, values, strict=False):
         size = length / math.sqrt(max(tensors[kind, place].numel(), 1))
-        yield Fact(kind, place, "norm" if place in gains else "", size)
+        mean = mean_of.get((kind, place), math.nan)
+        yield Fact(kind, place, "norm" if place in gains else "", size, mean)
 
 
 def _gates(name: str, module: nn.Module) -> Iterator[Fact]:

@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 from normfree.diagnostics.findings import FINDINGS, Finding, finding
-from normfree.diagnostics.growth import LARGE, NOTICEABLE
+from normfree.diagnostics.growth import LARGE, NOTICEABLE, SHUT_GATE
 from normfree.diagnostics.signals import CONSTANT, NUMBERS, SURE, Fact, LayerSignal, ModuleFact, Signal
 from normfree.plan import Branch
 from normfree.report.tables import shorten_names
@@ -24,7 +24,6 @@ SIMILAR = 4  # number of similar blocks that tell what is usual
 MOST = 0.75  # fraction of them that must agree
 # Root mean squares. Normalized images have 1, images in [0, 1] 0.3 to 0.7.
 INPUT_LARGE = 10.0  # bytes have 150
-SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
 LEAST_DROPPED = 1 - 1 / NOTICEABLE  # the noise, p / (1 - p) of the squared signal, is then nine times the signal
 
 
@@ -83,7 +82,7 @@ def failed_checks(signal: Signal) -> Iterator[Finding]:
     """The facts that are faults by themselves, and noise that is larger than the differences between samples."""
     elsewhere = set(ELSEWHERE)
     if signal.head.variation <= CONSTANT:
-        elsewhere |= {"samples mixed", "state between calls"}
+        elsewhere |= {"samples mixed", "place in the batch", "state between calls"}
     if signal.head.confidence > SURE:
         elsewhere |= {"samples left out"}
     checks = [f for f in signal.facts if f.kind in FINDINGS and f.kind not in elsewhere]
@@ -176,12 +175,18 @@ def forgotten_skips(signal: Signal) -> Iterator[Finding]:
         yield finding("forgotten skip", stray[0], names=stray, text=text, also=" there, or f does not read x")
 
 
+AROUND_ZERO = 0.5  # mean of the gains of a normalizer over their root mean square, which is 1 at the usual start
 EQUAL_SHARE = 0.5  # of the filters of a layer that equal another one
 
 
 def faulty_weights(signal: Signal, zero_layer: str) -> Iterator[Finding]:
-    """Normalizers of one value, layers of zeros outside of branches, frozen layers and equal filters."""
+    """Normalizers of one value, gains around zero, layers of zeros outside of branches, frozen and equal weights."""
     yield from fact_faults(signal, NORMALIZER_OF_ONE)
+    gains = [f for f in signal.by_kind["scale"] if f.detail == "norm"]
+    # All of them: the last ones of the branches alone may start at 0.
+    if gains and all(abs(f.mean) < AROUND_ZERO * f.value for f in gains):
+        names = [f.place.removesuffix(".weight") for f in gains]
+        yield finding("gains around zero", names[0], names=names, size=max(f.value for f in gains))
     if zero_layer:
         yield finding("zero weights", zero_layer)
     if names := _frozen_among_others(signal):

@@ -224,6 +224,14 @@ def _relative_variance(x: Tensor, dim: int) -> Tensor:
     return (deviations.square().mean() / x.square().mean()).nan_to_num(1.0)
 
 
+def adds_constant(x: Tensor, out: Tensor) -> bool:
+    """Whether a module adds the same to every sample of its input, and not zero."""
+    with torch._C.DisableTorchFunction():  # an observer counts the model's additions, not these
+        added = (out - x).float()
+        spread = (added - added[:1]).abs().max()
+        return bool((spread <= 1e-5 * x.abs().max()) & (added.abs().max() > spread))
+
+
 def launches_are_expensive(tensor: Tensor) -> bool:
     """Whether one `torch.var_mean` is faster than several plain reductions, as on a GPU, which waits for Python."""
     return tensor.is_cuda

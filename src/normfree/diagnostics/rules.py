@@ -223,7 +223,8 @@ def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Ite
     """A place that no gradient, or no finite one, passes."""
     place = backward.broken_at
     if signal.loss_cut:
-        yield finding("loss without a gradient", "the output")
+        one_class = {"LogSoftmax", "Softmax"} & set(signal.graph.loss) and signal.head.classes < 2
+        yield finding("loss of one class" if one_class else "loss without a gradient", "the output")
         return
     if (cut := [name for name in signal.cut if name not in signal.frozen_layers]) and not place:
         text = f"{cut[-1]} changes the output, but gets no gradient"
@@ -318,7 +319,9 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
     elif first_loss > limit or (grown >= OUTPUT_LARGE and not head.mean_square <= NOTICEABLE * signal.targets.size**2):
         yield _large_output(signal, grown, first_loss, log_classes)
     elif head.variation <= CONSTANT and head.mean_square > 0 and not signal.inputs.alike and not zero & set(classifier):
-        yield finding("constant output", "the output")
+        ends = next(iter(signal.by_kind["variation ends"]), None)
+        spot = "at the end of the network" if ends is None else f"at {ends.place}, and between {ends.detail} and it"
+        yield finding("constant output", "the output", spot=spot)
 
 
 def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: float) -> Finding:

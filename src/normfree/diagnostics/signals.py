@@ -164,13 +164,14 @@ class Fact:
 
     Attributes:
         kind: The word of a finding, or 'bias' and 'largest bias' of the classifier, 'dropout', 'embedding', 'gate',
-            'noise', 'recurrence', 'scale', or 'openness' for a function that can be saturated.
+            'noise', 'recurrence', 'scale', 'openness' for a function that can be saturated, or 'variation ends' for the
+            first module from which on the signal is the same for all samples.
         place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
         detail: A name or a few words, such as the function or the gate.
         value: The number: a root mean square (bias, embedding, scale), a probability (dropout), the mean of the sigmoid
             of the biases (gate), the largest eigenvalue (recurrence), the squared difference of two passes over that of
             two samples (noise), or the mean square of the derivative relative to the largest possible one (openness).
-        mean: The mean of the output of a function.
+        mean: The mean of the output of a function, or of the gains of a normalizer.
     """
 
     kind: str

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.moments import MomentStore, channels_after, concatenate, variations
+from normfree.diagnostics.moments import MomentStore, adds_constant, channels_after, concatenate, variations
 from normfree.diagnostics.signals import NUMBERS, Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.normalizers import NORM_TYPES
@@ -125,7 +127,7 @@ class SumObserver(Observer):
                 self._normalized.add(point.name)
 
         def hook(name: str) -> Callable[..., None]:
-            def measure(_m: nn.Module, _a: Any, out: Any) -> None:
+            def measure(module: nn.Module, _a: Any, out: Any) -> None:
                 tensor = out[0] if isinstance(out, tuple) and out else out
                 if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                     return
@@ -137,6 +139,8 @@ class SumObserver(Observer):
                 if calls[name] == 2:
                     self._labels[f"{name}#1"] = f"{name}#1"
                 self._measure(point, "sum", tensor)
+                for state in tree_leaves(out)[1:2] if isinstance(module, nn.RNNBase) and tensor.requires_grad else ():
+                    state.register_hook(partial(self._measure_state, (point.name, "sum_gradient")))
                 latest[:] = [(point, tensor)]
 
             return measure
@@ -170,7 +174,7 @@ class SumObserver(Observer):
         def hook(name: str) -> Callable[..., None]:
             def compare(_m: nn.Module, args: Any, out: Any) -> None:
                 if args and isinstance(args[0], Tensor) and isinstance(out, Tensor) and args[0].shape == out.shape:
-                    self._same_shape[name] = _adds_constant(args[0].detach(), out.detach())
+                    self._same_shape[name] = adds_constant(args[0].detach(), out.detach())
 
             return compare
 
@@ -251,6 +255,11 @@ class SumObserver(Observer):
 
         tensor.register_hook(backward)
 
+    def _measure_state(self, part: SumPart, gradient: Tensor) -> None:
+        """Measure the gradient of the final state of an RNN, (layers, samples, units), if only that is read."""
+        if part not in self.moments and gradient.dim() == 3:
+            self.moments.store(part, self.moments.measure(gradient.transpose(0, 1), 2).moments)
+
     def are_zero(self, branches: Iterable[str]) -> bool:
         """Whether the output of each of these branches was exactly zero."""
         measured = [self.moments.get((name, "branch")) for name in branches]
@@ -330,14 +339,6 @@ def _trained_modules(modules: Mapping[str, nn.Module]) -> set[str]:
                 found.add(name)
                 name = name.rpartition(".")[0]
     return found
-
-
-def _adds_constant(x: Tensor, out: Tensor) -> bool:
-    """Whether a module adds the same to every sample of its input, and not zero."""
-    with torch._C.DisableTorchFunction():  # an observer counts the model's additions, not these
-        added = (out - x).float()
-        spread = (added - added[:1]).abs().max()
-        return bool((spread <= 1e-5 * x.abs().max()) & (added.abs().max() > spread))
 
 
 def place_names(plan: ResidualPlan) -> dict[str, str]:

@@ -132,16 +132,22 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     if late and signal.plain:  # nor has what stands before them a gradient yet
         left_out.update(s.name for s in signal.sums if s.sum_gradient.norm == 0)
     reached = [s for s in signal.sums if s.name not in left_out]
+    scores = _scores(signal)
     first = before_normalizers(signal)
     streams = _streams(signal)
     stages = _stages(signal.sums, streams)
     points = [
-        DepthPoint(s.name, streams[s.name], stages[s.name], s.level) for s in signal.sums if s.level != 0 or not late
+        DepthPoint(s.name, streams[s.name], stages[s.name], s.level)
+        for s in signal.sums
+        if (s.level != 0 or not late) and not (s.name in scores and 0 < s.level < math.inf)
     ]
     back_points = [
-        DepthPoint(s.name, streams[s.name], stages[s.name], s.gradient_level) for s in reached if s.name != first
+        DepthPoint(s.name, streams[s.name], stages[s.name], s.gradient_level)
+        for s in reached
+        if s.name != first and not (s.name in scores and 0 < s.gradient_level < math.inf)
     ]
-    kind = {"plain": signal.plain, "normalized": signal.normalized}
+    gated = {f.place for f in signal.by_kind["gate"]}
+    kind: dict[str, Any] = {"plain": signal.plain, "normalized": signal.normalized, "gated": gated}
     forward = judge_direction([p for p in points if p.name != first], **kind)
     backward = judge_direction(back_points, backward=True, **kind)
     dead = tuple(s for s in reached if s.sum_gradient.norm > 0 and not s.learns)
@@ -257,6 +263,13 @@ def _stages(sums: Sequence[SumSignal], streams: Mapping[str, str]) -> dict[str, 
             number += 1
         found[s.name] = 0 if streams[s.name] == module_of(s.name) != "" else number
     return found
+
+
+def _scores(signal: Signal) -> set[str]:
+    """The layers of one unit among wider ones: a score or a gate, whose size says nothing about depth."""
+    units = {layer.name: layer.units for layer in signal.layers}
+    narrow = {s.name for s in signal.sums if s.layer and units.get(module_of(s.name)) == 1}
+    return narrow if len(narrow) < len(signal.sums) else set()
 
 
 def _side_outputs(signal: Signal) -> list[str]:
