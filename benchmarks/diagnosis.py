@@ -31,6 +31,7 @@ from broken_networks import REVIEWED, UNSEEN, Broken
 from fault_cases import Subject
 from healthy_networks import HEALTHY, build_healthy
 from normfree.diagnostics import diagnose
+from normfree.models.third_party import create_model
 from normfree.provenance import commit, versions
 from normfree.report import Column, Table, print_table
 from normfree.report.tables import to_markdown
@@ -148,6 +149,7 @@ def main() -> None:
         print("\n\n".join(map(to_markdown, tables(scores))))
         return
     warnings.filterwarnings("ignore")
+    create_model("torchvision:squeezenet1_1")  # imports torchvision, which the others import, also beside a CPU torch
     name = options.keep or "last"
     earlier = options.json is not None and options.json.exists()
     before = json.loads(options.json.read_text(encoding="utf-8"))["scores"] if earlier else {}
