@@ -1,10 +1,11 @@
 """Score the diagnosis on networks that are broken on purpose, on their mended twins, and on healthy networks.
 
-    PYTHONPATH=tests/support python benchmarks/diagnosis.py --json results/benchmarks/diagnosis.json --keep final
-    PYTHONPATH=tests/support python benchmarks/diagnosis.py --table results/benchmarks/diagnosis.json
+    export PYTHONPATH=src:tests/support/networks
+    python benchmarks/diagnosis.py --json results/benchmarks/diagnosis.json --keep final
+    python benchmarks/diagnosis.py --table results/benchmarks/diagnosis.json
 
-The networks stand in tests/support (broken_networks.py, healthy_networks.py, and further sets of both). Their authors
-had not read the detector, and the authors of later sets had not seen its scores. A further set is two files,
+The networks are in tests/support/networks (broken_networks.py, healthy_networks.py, and further sets of both). Their
+authors had not read the detector, and the authors of later sets had not seen its scores. A further set is two files,
 such as broken_networks_third.py with `THIRD`, a list of `Broken`, and healthy_networks_third.py with `HEALTHY_THIRD`,
 a list of names, and `build_healthy_third(name)`.
 A case is right if the verdict and the recommendation report a fault, name its place and name its cause. An alarm is a
