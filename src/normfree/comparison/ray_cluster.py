@@ -45,12 +45,14 @@ class RayCluster:
         shared: The folder of the runs, under the same path on all nodes.
         cpus: CPU cores of each run, and threads of torch.
         gpus: GPUs of each run, or a share of one.
+        lock_seconds: See `RunEngine`.
     """
 
     address: str
     shared: Path
     cpus: float = 1.0
     gpus: float = 0.0
+    lock_seconds: float = 120.0  # NFS keeps the lock of a lost node for 90
 
     def run_tasks(
         self,

@@ -40,6 +40,11 @@ _SHOWN_TASKS = 3  # running tasks that a summary names
 class RunEngine(Protocol):
     """Executes tasks, and yields the number and result of each as it ends."""
 
+    @property
+    def lock_seconds(self) -> float:
+        """How long a run waits for a lost process to leave its folder."""
+        ...
+
     def run_tasks(
         self,
         function: Callable[..., Any],
@@ -70,6 +75,7 @@ class LocalProcesses:
     """
 
     jobs: int = 1
+    lock_seconds: float = 15.0  # the processes of a killed parent save and end
 
     def run_tasks(
         self,

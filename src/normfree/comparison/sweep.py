@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
@@ -31,7 +32,6 @@ from normfree.train.engine.inputs import Data
 from normfree.train.run.result import Snapshot
 
 _NOT_COMPARED = NOT_IN_FINGERPRINT | {"precision", "channels_last", "compile", "graph"}  # chosen by the machine if open
-LOCK_SECONDS = 120.0  # NFS keeps the lock of a lost node for 90
 _LOOK_SECONDS = 0.5
 T = TypeVar("T")
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
@@ -248,11 +248,14 @@ def ended_result(task: RunTask) -> dict[str, Any] | None:
     return result
 
 
-def train_run(task: RunTask, report: Callable[[str], None]) -> dict[str, Any]:
-    """Train one run in its folder or continue it, and return its result; a run that has ended is only read."""
+def train_run(task: RunTask, report: Callable[[str], None], lock_seconds: float = 0.0) -> dict[str, Any]:
+    """Train one run in its folder or continue it, and return its result; a run that has ended is only read.
+
+    While another process trains the run, wait for it, for `lock_seconds` at most.
+    """
     if (done := ended_result(task)) is not None:
         return done
-    _wait_for_folder(task.folder, report)
+    _wait_for_folder(task.folder, report, lock_seconds)
     if (done := ended_result(task)) is not None:
         return done  # the other process ended it
 
@@ -265,12 +268,9 @@ def train_run(task: RunTask, report: Callable[[str], None]) -> dict[str, Any]:
     return ended_result(task) or result.to_json()  # the stored result also names hardware and versions
 
 
-def _wait_for_folder(folder: Path, report: Callable[[str], None]) -> None:
-    """Wait while another process trains the run, for as long as a file system keeps the lock of a lost node.
-
-    The processes of a killed driver end soon. If the other process lives, `fit` refuses the folder.
-    """
-    deadline = time.monotonic() + LOCK_SECONDS
+def _wait_for_folder(folder: Path, report: Callable[[str], None], lock_seconds: float) -> None:
+    """Wait while another process trains the run; if it does not end in time, `fit` refuses the folder."""
+    deadline = time.monotonic() + lock_seconds
     with Stop() as stop:
         while is_held(folder) and time.monotonic() < deadline and not stop.requested:
             report("waits for another process to leave its folder")
@@ -283,7 +283,7 @@ def train_runs(
     *,
     engine: RunEngine,
     on_report: Callable[[Reports], None],
-    function: Callable[..., dict[str, Any]] = train_run,
+    function: Callable[..., dict[str, Any]] | None = None,
 ) -> int | None:
     """Train runs on an engine, and pass the result of each that ends to `on_result`.
 
@@ -292,12 +292,14 @@ def train_runs(
         on_result: Called with a task and its result.
         engine: Where the runs are trained.
         on_report: Called with the latest reports of the running tasks.
-        function: Trains one run; its result has a status, and the signal of a run that was interrupted.
+        function: Trains one run; its result has a status, and the signal of a run that was interrupted. By default
+            `train_run`, with the patience of the engine.
 
     Returns:
         The signal that stopped the training, or None.
     """
     signal = None
+    function = function or partial(train_run, lock_seconds=engine.lock_seconds)
     with Stop() as stop:
         try:
             for number, result in engine.run_tasks(function, tasks, stop=stop, on_report=on_report):
