@@ -8,7 +8,7 @@ from torch import Tensor
 from broken_networks_seventh import BROKEN
 from fifth_parts import Broken, Healthy
 from healthy_networks_seventh import HEALTHY
-from twin_training import Run, explained, losses, places_exist, sgd, trained
+from twin_training import Run, check_answers, check_broken, check_healthy, explained, places_exist, sgd
 
 
 def confidence(output: Tensor, targets: Tensor) -> float:
@@ -56,14 +56,7 @@ RUNS: dict[str, Run] = {
 
 
 def test_answers_are_complete() -> None:
-    names = [case.name for case in BROKEN] + [case.name for case in HEALTHY]
-    assert len(BROKEN) == 24
-    assert len(HEALTHY) == 30
-    assert len(set(names)) == len(names)
-    assert {case.name for case in BROKEN} == set(RUNS)
-    for case in BROKEN:
-        assert case.cause
-        assert all(word == word.lower() for word in case.words)
+    check_answers(BROKEN, HEALTHY, RUNS)
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
@@ -74,17 +67,10 @@ def test_places_exist(case: Broken) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
 def test_broken_is_worse_than_twin(case: Broken) -> None:
-    run = RUNS[case.name]
-    healthy = trained(case.make, False, run)
-    broken = trained(case.make, True, run)
-    print(f"{case.name}: twin {healthy:.2f}, broken {broken:.2f}")
-    assert healthy > 0.75
-    assert broken < healthy - 0.2
+    check_broken(case, RUNS[case.name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", HEALTHY, ids=lambda case: case.name)
 def test_healthy_learns(case: Healthy) -> None:
-    values = losses(case)
-    print(f"{case.name}: loss {values[0]:.3f} to {values[-1]:.3f}")
-    assert values[-1] < 0.9 * values[0] or values[-1] < values[0] - 0.3
+    check_healthy(case)

@@ -7,8 +7,7 @@ The test of the same name trains each beside its healthy twin.
 import broken_networks_seventh_images as pictures
 import broken_networks_seventh_tables as tables
 import broken_networks_seventh_tokens as tokens
-import fault_cases
-from fifth_parts import Broken, subject
+from fifth_parts import Broken, scored
 
 LARGE = ["large", "explod", "grow", "blow", "scale", "dominat", "drown"]
 SMALL = ["small", "vanish", "shrink", "fade", "scale"]
@@ -198,12 +197,4 @@ BROKEN: list[Broken] = [
     ),
 ]
 
-
-def _scored(case: Broken) -> fault_cases.Broken:
-    """The case as `benchmarks/diagnosis.py` scores it."""
-    places = tuple("input" if place == "inputs" else place for place in sorted(case.place))
-    words = tuple(case.words)
-    return fault_cases.Broken(case.name, lambda broken: subject(case.make(broken=broken)), places, case.cause, words)
-
-
-SEVENTH = [_scored(case) for case in BROKEN]
+SEVENTH = [scored(case) for case in BROKEN]

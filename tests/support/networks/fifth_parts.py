@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import fault_cases
 from fault_cases import Subject
 
 Case = tuple[Any, ...]  # (model, inputs), (model, inputs, targets) or (model, inputs, targets, loss)
@@ -41,6 +42,27 @@ def subject(case: Case) -> Subject:
     """Return a case as the record of the other sets."""
     model, inputs, targets, loss = (*case, None, None)[:4]
     return Subject(model, inputs, targets, loss)
+
+
+def scored(case: Broken) -> fault_cases.Broken:
+    """Return a broken network as `benchmarks/diagnosis.py` scores it."""
+    places = tuple("input" if place == "inputs" else place for place in sorted(case.place))
+    words = tuple(case.words)
+    return fault_cases.Broken(case.name, lambda broken: subject(case.make(broken=broken)), places, case.cause, words)
+
+
+def sound(networks: dict[str, Callable[[], Case]]) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
+    """Return a decorator that adds a function which builds a sound network to these, with a seed before it."""
+
+    def add(make: Callable[[], Case]) -> Callable[[], Case]:
+        def seeded() -> Case:
+            torch.manual_seed(0)
+            return make()
+
+        networks[make.__name__] = seeded
+        return seeded
+
+    return add
 
 
 def generator(seed: int) -> torch.Generator:

@@ -6,18 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fifth_parts import Case, categories, chains, generator, images, scenes, sentences, series, table
+from fifth_parts import Case, categories, chains, generator, images, scenes, sentences, series, sound, table
 
 OWN: dict[str, Callable[[], Case]] = {}
-
-
-def _sound(make: Callable[[], Case]) -> Callable[[], Case]:
-    def seeded() -> Case:
-        torch.manual_seed(0)
-        return make()
-
-    OWN[make.__name__] = seeded
-    return seeded
 
 
 class Inverted(nn.Module):
@@ -35,7 +26,7 @@ class Inverted(nn.Module):
         return x + self.norm3(self.reduce(y))
 
 
-@_sound
+@sound(OWN)
 def inverted_bottlenecks() -> Case:
     """Return a small MobileNetV2."""
     blocks = [Inverted(16) for _ in range(3)]
@@ -58,7 +49,7 @@ class Inception(nn.Module):
         return F.relu(self.norm(torch.cat([*parts, self.pooled(F.max_pool2d(x, 3, 1, 1))], 1)))
 
 
-@_sound
+@sound(OWN)
 def inception_blocks() -> Case:
     """Return a CNN of Inception blocks."""
     layers = [Inception(3), nn.MaxPool2d(2), Inception(48), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(192, 10)]
@@ -91,7 +82,7 @@ class Modern(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
-@_sound
+@sound(OWN)
 def rotary_language_model() -> Case:
     """Return a small decoder in today's manner."""
     layers = [nn.Embedding(50, 48), *(Modern(48) for _ in range(3)), nn.RMSNorm(48), nn.Linear(48, 50)]
@@ -124,7 +115,7 @@ class LinearReader(nn.Module):
         return self.fc(self.layers(self.embed(words)).mean(1))
 
 
-@_sound
+@sound(OWN)
 def linear_attention() -> Case:
     """Return a text classifier with linear attention."""
     return LinearReader(), *sentences(0), nn.CrossEntropyLoss()
@@ -147,7 +138,7 @@ class Isomorphism(nn.Module):
         return self.fc(x.mean(1))
 
 
-@_sound
+@sound(OWN)
 def graph_isomorphism() -> Case:
     """Return a graph classifier; the class is the density of the edges."""
     draw = generator(31)
@@ -174,7 +165,7 @@ class NoisePredictor(nn.Module):
         return self.out(x)
 
 
-@_sound
+@sound(OWN)
 def diffusion_of_points() -> Case:
     """Return a small diffusion model in two dimensions."""
     draw = generator(32)
@@ -199,7 +190,7 @@ class Variational(nn.Module):
         return self.decoder(mean + (log_variance / 2).exp() * torch.randn_like(mean)), mean, log_variance
 
 
-@_sound
+@sound(OWN)
 def variational_pictures() -> Case:
     """Return a variational autoencoder with its loss per pixel."""
 
@@ -212,7 +203,7 @@ def variational_pictures() -> Case:
     return Variational(), pictures, pictures, loss
 
 
-@_sound
+@sound(OWN)
 def xavier_tanh_regression() -> Case:
     """Return a network of tanh units with Xavier's weights, and the Huber loss."""
     layers: list[nn.Module] = []
@@ -236,7 +227,7 @@ class Points(nn.Module):
         return self.fc(self.shared(x).amax(2))
 
 
-@_sound
+@sound(OWN)
 def point_clouds() -> Case:
     """Return PointNet on clouds that are stretched along one of three axes."""
     kind = torch.randint(3, (64,), generator=generator(33))
@@ -258,7 +249,7 @@ class Spectral(nn.Module):
         return F.gelu(torch.fft.irfft(waves, n=x.shape[2], norm="ortho") + self.point(x))
 
 
-@_sound
+@sound(OWN)
 def fourier_operator() -> Case:
     """Return a Fourier neural operator that learns to smooth a function."""
     x = torch.randn(64, 1, 32, generator=generator(35))
@@ -281,7 +272,7 @@ class Radiance(nn.Module):
         return torch.sigmoid(self.second(torch.cat([self.first(waves), waves], 1)))
 
 
-@_sound
+@sound(OWN)
 def coordinate_colors() -> Case:
     """Return a coordinate network whose colors are from 0 to 1."""
     x = 2 * torch.rand(256, 2, generator=generator(36)) - 1
@@ -289,7 +280,7 @@ def coordinate_colors() -> Case:
     return Radiance(), x, colors, nn.MSELoss()
 
 
-@_sound
+@sound(OWN)
 def counts_with_poisson() -> Case:
     """Return a regression of counts with the Poisson likelihood."""
     x, wanted = table(0)
@@ -309,7 +300,7 @@ class BothWaysTagger(nn.Module):
         return self.out(self.lstm(self.embed(words))[0]).flatten(0, 1)
 
 
-@_sound
+@sound(OWN)
 def two_layer_tagger() -> Case:
     """Return a tagger."""
     words = torch.randint(40, (48, 16), generator=generator(38))
@@ -332,7 +323,7 @@ class ConvGRU(nn.Module):
         return self.out(h)
 
 
-@_sound
+@sound(OWN)
 def frame_predictor() -> Case:
     """Return a predictor of the next frame: the last one, moved by a pixel."""
     last = F.avg_pool2d(scenes(0)[0], 2)
@@ -353,7 +344,7 @@ class TwoTasks(nn.Module):
         return self.kind(x), self.number(x)
 
 
-@_sound
+@sound(OWN)
 def two_tasks() -> Case:
     """Return a network with two heads, and the sum of their losses."""
     x, kind = categories(0)
@@ -365,7 +356,7 @@ def two_tasks() -> Case:
     return TwoTasks(), x, kind, loss
 
 
-@_sound
+@sound(OWN)
 def focal_segmentation() -> Case:
     """Return a dilated fully convolutional network with the focal loss."""
 
@@ -379,7 +370,7 @@ def focal_segmentation() -> Case:
     return nn.Sequential(*layers, nn.Conv2d(24, 4, 1)), *scenes(0), loss
 
 
-@_sound
+@sound(OWN)
 def label_smoothed_vgg() -> Case:
     """Return convolutions with batch norm and pooling in the manner of VGG, with label smoothing."""
     layers: list[nn.Module] = []
@@ -389,7 +380,7 @@ def label_smoothed_vgg() -> Case:
     return model, *images(0), nn.CrossEntropyLoss(label_smoothing=0.1)
 
 
-@_sound
+@sound(OWN)
 def group_normed_series() -> Case:
     """Return a 1-D CNN with group norm for time series."""
     layers = [nn.Conv1d(20, 32, 1), nn.GroupNorm(4, 32), nn.ELU(), nn.Flatten(), nn.Linear(128, 4)]

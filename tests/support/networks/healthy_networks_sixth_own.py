@@ -7,18 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fifth_parts import Case, categories, chains, generator, images, scenes, sentences, series, table
+from fifth_parts import Case, categories, chains, generator, images, scenes, sentences, series, sound, table
 
 OWN: dict[str, Callable[[], Case]] = {}
-
-
-def _sound(make: Callable[[], Case]) -> Callable[[], Case]:
-    def seeded() -> Case:
-        torch.manual_seed(0)
-        return make()
-
-    OWN[make.__name__] = seeded
-    return seeded
 
 
 class Dense(nn.Module):
@@ -40,13 +31,13 @@ class Dense(nn.Module):
         return self.fc(F.relu(self.norm(x)).mean((2, 3)))
 
 
-@_sound
+@sound(OWN)
 def densely_connected_cnn() -> Case:
     """Return a small DenseNet."""
     return Dense(), *images(0), nn.CrossEntropyLoss()
 
 
-@_sound
+@sound(OWN)
 def selu_mlp() -> Case:
     """Return a self-normalizing network with the weights of its paper."""
     layers: list[nn.Module] = []
@@ -60,7 +51,7 @@ def selu_mlp() -> Case:
     return model, *categories(0), nn.CrossEntropyLoss()
 
 
-@_sound
+@sound(OWN)
 def weight_normed_regression() -> Case:
     """Return an MLP whose layers are parametrized by torch's weight norm."""
     sizes = (8, 64, 64, 64)
@@ -89,7 +80,7 @@ class Coupling(nn.Module):
         return x, total
 
 
-@_sound
+@sound(OWN)
 def normalizing_flow() -> Case:
     """Return a flow and its negative log-likelihood."""
     mix = torch.randn(6, 6, generator=generator(20)) / 2
@@ -118,7 +109,7 @@ class Causal(nn.Module):
         return self.out(x).transpose(1, 2).flatten(0, 1)
 
 
-@_sound
+@sound(OWN)
 def causal_convolutions() -> Case:
     """Return a temporal convolutional network that predicts the next token."""
     return Causal(), *chains(0, vocabulary=40), nn.CrossEntropyLoss()
@@ -136,7 +127,7 @@ class DeepSet(nn.Module):
         return self.rho(self.phi(x).mean(1))
 
 
-@_sound
+@sound(OWN)
 def deep_sets() -> Case:
     """Return a network for sets."""
     return DeepSet(), *series(0), nn.CrossEntropyLoss()
@@ -161,7 +152,7 @@ class GraphAttention(nn.Module):
         return self.out(x).flatten(0, 1)
 
 
-@_sound
+@sound(OWN)
 def graph_attention() -> Case:
     """Return a graph attention network that finds the communities of nodes."""
     draw = generator(22)
@@ -187,7 +178,7 @@ class SqueezeBlock(nn.Module):
         return F.silu(x + y * gate[:, :, None, None])
 
 
-@_sound
+@sound(OWN)
 def squeeze_excite_resnet() -> Case:
     """Return a ResNet with squeeze and excitation."""
     blocks = [SqueezeBlock(24) for _ in range(4)]
@@ -214,7 +205,7 @@ class Perceiver(nn.Module):
         return self.fc(self.norm2(x + self.mlp(x)).mean(1))
 
 
-@_sound
+@sound(OWN)
 def learned_queries() -> Case:
     """Return a small Perceiver."""
     return Perceiver(), *sentences(0), nn.CrossEntropyLoss()
@@ -235,7 +226,7 @@ class Film(nn.Module):
         return self.out(F.max_pool2d(F.relu(self.conv2(x) * (1 + scale) + shift), 2).flatten(1))
 
 
-@_sound
+@sound(OWN)
 def conditioned_cnn() -> Case:
     """Return a network with feature-wise modulation."""
     return Film(), *images(0), nn.CrossEntropyLoss()
@@ -254,13 +245,13 @@ class SoftExperts(nn.Module):
         return (outputs * self.gate(x).softmax(1)[:, None]).sum(2)
 
 
-@_sound
+@sound(OWN)
 def soft_experts() -> Case:
     """Return a dense mixture of experts."""
     return SoftExperts(), *table(0, outputs=3), nn.MSELoss()
 
 
-@_sound
+@sound(OWN)
 def triplet_embeddings() -> Case:
     """Return an embedding network with the triplet loss."""
     model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
@@ -294,13 +285,13 @@ class Euler(nn.Module):
         return self.read(x)
 
 
-@_sound
+@sound(OWN)
 def neural_ode() -> Case:
     """Return a neural ODE."""
     return Euler(), *categories(0), nn.CrossEntropyLoss()
 
 
-@_sound
+@sound(OWN)
 def quantile_regression() -> Case:
     """Return a regression with the pinball loss."""
 
@@ -331,13 +322,13 @@ class Pyramid(nn.Module):
         return self.out(F.relu(self.smooth(merged)))
 
 
-@_sound
+@sound(OWN)
 def feature_pyramid() -> Case:
     """Return a pyramid for segmentation."""
     return Pyramid(), *scenes(0), nn.CrossEntropyLoss()
 
 
-@_sound
+@sound(OWN)
 def categorical_columns() -> Case:
     """Return an MLP on the embeddings of three categorical columns, with a binary target."""
     x = torch.randint(10, (256, 3), generator=generator(25)) + torch.tensor([0, 10, 20])
@@ -358,7 +349,7 @@ class Gaussian(nn.Module):
         return mean, F.softplus(spread) + 1e-3
 
 
-@_sound
+@sound(OWN)
 def gru_with_variance() -> Case:
     """Return a forecaster with the Gaussian likelihood."""
     x = series(0)[0]
@@ -379,7 +370,7 @@ class Separable(nn.Module):
         return x + (self.gamma * self.reduce(F.gelu(self.expand(y)))).permute(0, 3, 1, 2)
 
 
-@_sound
+@sound(OWN)
 def layer_scaled_cnn() -> Case:
     """Return a network of ConvNeXt blocks."""
     blocks = [Separable(32) for _ in range(4)]

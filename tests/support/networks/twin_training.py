@@ -1,4 +1,4 @@
-"""How a broken network and its healthy twin are trained side by side, and how both are scored."""
+"""How a broken network and its healthy twin are trained side by side and scored; the tests of each later set."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -97,3 +97,31 @@ def places_exist(case: Broken) -> bool:
     """Whether each place of the answer is a module of the broken network or stands for one outside."""
     names = {name for name, _ in case.make()[0].named_modules()}
     return all(place in {*names, *OUTSIDE} for place in case.place)
+
+
+def check_answers(broken: list[Broken], healthy: list[Healthy], runs: dict[str, Run]) -> None:
+    """Assert that a set has its size, no name twice, a run for each broken network, and whole answers."""
+    names = [case.name for case in broken] + [case.name for case in healthy]
+    assert len(broken) == 24
+    assert len(healthy) == 30
+    assert len(set(names)) == len(names)
+    assert {case.name for case in broken} == set(runs)
+    for case in broken:
+        assert case.cause
+        assert all(word == word.lower() for word in case.words)
+
+
+def check_broken(case: Broken, run: Run) -> None:
+    """Assert that the twin learns, and that the broken network learns clearly less."""
+    healthy = trained(case.make, False, run)
+    broken = trained(case.make, True, run)
+    print(f"{case.name}: twin {healthy:.2f}, broken {broken:.2f}")
+    assert healthy > 0.75
+    assert broken < healthy - 0.2
+
+
+def check_healthy(case: Healthy) -> None:
+    """Assert that a healthy network learns its batch."""
+    values = losses(case)
+    print(f"{case.name}: loss {values[0]:.3f} to {values[-1]:.3f}")
+    assert values[-1] < 0.9 * values[0] or values[-1] < values[0] - 0.3
