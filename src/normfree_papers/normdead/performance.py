@@ -107,7 +107,7 @@ def _on_par() -> tuple[Check, ...]:
     proxy=_PROXY,
     departures=(
         "mixup of 0.2 stands for standard regularization",
-        "one rate of 0.1 for all rows; beyond/equal_budget tunes it",
+        "one rate of 0.1 for all rows; beyond/equal_time tunes it",
     ),
 )
 def sec4_3(runs: Runs, scale: Scale) -> Measurement:
