@@ -63,7 +63,7 @@ def _precision_rows(scale: Scale) -> dict[str, TrainConfig]:
     paper_value="none; the papers do not name a precision other than the framework's float32",
     how="WRN-100-1 after one epoch and ResNet-110 after three, by Fixup, batch norm and weight norm, in float32 and in "
     "the precision that a GPU takes by itself (full); 10 layers in float32 and bf16 on the embedded images (quick).",
-    cost=Cost(quick_seconds=40, full_seconds=1350, device="gpu"),
+    cost=Cost(quick_seconds=40, full_seconds=1040, device="gpu"),
     checks=(
         *(
             expect(f"errors in float32 over fast, {name}", low=1 / GAP, high=GAP, scale="full").reading(
@@ -143,7 +143,7 @@ def _isograd_checks() -> tuple[Check, ...]:
     how="Pre-activation ResNet-50 with 1×1 convolutions in every shortcut by the recipe robust_cifar, "
     f"{_SHARED_EPOCHS} epochs, "
     "three seeds, with fan-out, fan-in, isograd and batch norm; ResNet-8, two epochs of the embedded images (quick).",
-    cost=Cost(quick_seconds=75, full_seconds=970, device="gpu"),
+    cost=Cost(quick_seconds=75, full_seconds=1070, device="gpu"),
     checks=_isograd_checks(),
     quick_seeds=3,
     needs_data="CIFAR-10",
