@@ -104,8 +104,8 @@ def tune(settings: Settings) -> tuple[dict[str, Tuned], tuple[Table, ...], tuple
     best = {}
     for arm in ARMS:
         if all((arm, *way) in scores for way in ways):
-            way = max(ways, key=lambda way: scores[arm, *way])
-            best[arm] = Tuned(rows[arm, *way], *way, scores[arm, *way])
+            rate, how = max(ways, key=lambda way: scores[arm, *way])
+            best[arm] = Tuned(rows[arm, rate, how], rate, how, scores[arm, rate, how])
     lines = [
         (f"{rate:g}", regularized, *(_percent(scores.get((arm, rate, regularized))) for arm in ARMS))
         for rate, regularized in (ways if scores else ())
