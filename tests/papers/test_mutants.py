@@ -156,13 +156,15 @@ TRIALS |= {
         },
     ),
     "beyond/isograd": Trial("sqrt_half_left_out", runs={"^isograd": {**_MLP, "epochs": 4}}),
-    "beyond/equal_budget": Trial("beta_on_the_sum", runs={"^NF, batch 64": {**_MLP, "validation": 0.5}}),
+    "beyond/equal_time": Trial("beta_on_the_sum", runs={"^tuning, NF|^NF, ": {**_MLP, "validation": 0.5}}),
+    "beyond/batch_sizes": Trial("beta_on_the_sum", runs={"^tuning, NF|^NF, batch 64": {**_MLP, "validation": 0.5}}),
+    "beyond/converted": Trial("beta_on_the_sum", runs={"^tuning, NF|^NF, ": {**_MLP, "validation": 0.5}}),
     "beyond/transformer_rates": Trial(
         "mask_forgotten",
         runs={"^Fixup, bounded": {"model": "transformer-1-1-32-64-4", "epochs": 40, "beam": 1}},
     ),
 }
-FEW = ("fixup/fig3", "fixup/table1", "wninit/sec3", "robust/fig3", "normdead/sec4_3", "beyond/equal_budget")
+FEW = ("fixup/fig3", "fixup/table1", "wninit/sec3", "robust/fig3", "normdead/sec4_3", "beyond/equal_time")
 UNNOTICED = {  # errors that no claim before training notices; the tests of methods and layers do
     "fixup_no_multipliers": "the multipliers start at 1; after training, the errors of fixup/table1 should show it",
     "nf_beta_not_squared": "the claims before training have β = 1, where β and β² are the same; after training, the "

@@ -49,7 +49,7 @@ def test_ledger_holds_the_claims_of_the_papers():
         *("normdead/sec4_2", "normdead/sec4_3", "normdead/sec5_2_clipping", "normdead/sec4_3_regnet"),
         *("normdead/sec5_1", "normdead/sec5_2"),
         *("beyond/scalar_rate", "beyond/scalar_rate_law", "beyond/precision"),
-        *("beyond/isograd", "beyond/equal_budget"),
+        *("beyond/isograd", "beyond/equal_time", "beyond/batch_sizes", "beyond/converted"),
         "beyond/transformer_rates",
     ]
 

@@ -74,8 +74,10 @@ def run_with(value: float | tuple[float, float] | None) -> Trained:
         return Trained({"status": "diverged", "test": None, "validation": None, "steps": 1}, ())
     test, fitted = value if isinstance(value, tuple) else (value, value)
     score = {"accuracy": test / 100, "loss": 100 - test}
-    metrics = [{"epoch": epoch, "train_accuracy": fitted / 100, "seconds": 10.0 * epoch} for epoch in (1, 2)]
-    return Trained({"status": "finished", "test": score, "validation": score, "bleu": {"score": test}}, metrics)
+    shares = {"train_accuracy": fitted / 100, "validation_accuracy": test / 100}
+    metrics = [{"epoch": epoch, "seconds": 10.0 * epoch, **shares} for epoch in (1, 2)]
+    scores = {"test": score, "validation": score, "bleu": {"score": test}}
+    return Trained({"status": "finished", "seconds": 21.0, "setup_seconds": 0.0, **scores}, metrics)
 
 
 def refuted(claim: Claim, planted: Planted) -> dict[str, list[str]]:
@@ -366,13 +368,26 @@ PLANTED = {
         {"isograd is two points below batch norm": {"isograd": 92.5}},
         {"sqrt_half_left_out": "isograd"},
     ),
-    "beyond/equal_budget": Planted(
-        {"batch norm, batch 4,": 85.0, "": 90.0},
+    "beyond/equal_time": Planted(
+        {"^(Fixup|NF), equal time": 94.0, "": 93.0},
         {
-            "NF is two points behind at batch 64": {"NF, batch 64,": 88.0},
-            "NF is no better at batch 4": {"NF, batch 4,": 85.0},
+            "Fixup is a point behind at equal time": {"^Fixup, equal time": 92.0},
+            "NF is a point behind at equal time": {"^NF, equal time": 92.0},
         },
-        {"nf_alpha_one": "nf"},
+        {"fixup_exponent": "fixup", "nf_alpha_one": "nf"},
+    ),
+    "beyond/batch_sizes": Planted(
+        {"^batch norm, batch 16,": 88.0, "": 90.0},
+        {
+            "Fixup is two points behind at batch 512": {"^Fixup, batch 512,": 88.0},
+            "NF does not train at batch 16": {"^NF, batch 16,": 10.0},
+        },
+        {"fixup_exponent": "fixup", "nf_alpha_one": "nf"},
+    ),
+    "beyond/converted": Planted(
+        {"as built": 71.0, "": 76.0},
+        {"converted to Fixup it is two points worse": {"Fixup": 69.0}},
+        {"fixup_exponent": "fixup"},
     ),
     "beyond/transformer_rates": Planted(
         {"rate 0.001,": 34.0, "": 30.0},

@@ -66,7 +66,7 @@ def _variant_rows(scale: Scale) -> dict[tuple[str, str], TrainConfig]:
     paper_value="none; the paper's rule is one rate at every depth",
     how="Recipe depth_test, WRN-1000-1 after one epoch of CIFAR-10: five variants of the scalars in float32 and in "
     "mixed precision (full); 52 layers on the embedded images, two variants (quick).",
-    cost=Cost(quick_seconds=60, full_seconds=3300, device="gpu"),
+    cost=Cost(quick_seconds=60, full_seconds=2150, device="gpu"),
     seeds=5,
     checks=(
         *(
@@ -174,7 +174,7 @@ _WORDS = "{:g}/L, {:,} layers"
     "of about three; the largest rate that trains with all smaller ones, and its exponent in L by seed; then 10,000 "
     "layers at a third and at ten times of what the power law predicts (full); 16 and 40 layers on the embedded images "
     "at two rates (quick).",
-    cost=Cost(quick_seconds=60, full_seconds=7340, device="gpu"),
+    cost=Cost(quick_seconds=60, full_seconds=2460, device="gpu"),
     checks=(
         expect("exponent in L", paper=None, low=-1.25, high=-0.75, scale="full").derived(
             "the exponent of the largest rate that trains in the number of branches",

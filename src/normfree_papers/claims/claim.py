@@ -234,7 +234,9 @@ MODULES = {  # the claims of each module, in the order of the ledger
     "normdead.nf_limits": ("sec5_1",),
     "normdead.batchnorm_parts": ("sec5_2",),
     "beyond.scalar_rate": ("scalar_rate", "scalar_rate_law"),
-    "beyond.accuracy": ("precision", "isograd", "equal_budget"),
+    "beyond.accuracy": ("precision", "isograd"),
+    "beyond.equal_time": ("equal_time", "batch_sizes"),
+    "beyond.converted": ("converted",),
     "beyond.transformer_rates": ("transformer_rates",),
 }
 _MODULE_OF = {f"{module.partition('.')[0]}/{name}": module for module, names in MODULES.items() for name in names}

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.comparison.run_engine import Reports, RunEngine, summarize_reports
 from normfree.comparison.sweep import RunTask, train_runs
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
+from normfree.methods.method import Form
 from normfree.models import build
 from normfree.models.registry import is_foreign
 from normfree.nn.devices import device_of
@@ -21,11 +23,16 @@ from normfree.provenance import commit
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
 from normfree.train.data import is_text
+from normfree.train.engine.stages import count_stage_layers
 from normfree_papers.claims.canary_training import record_of
 
-# Measured on one H200: operations per second of a wide network, seconds per image and layer of a narrow one, and
-# seconds to set up.
-_FLOPS, _NARROW, _SET_UP = 4e14, 0.5e-6, 40.0
+# Measured on one H200: operations per second of a wide network; of a narrow one, seconds per step and layer and per
+# image and layer, and seconds to set up, by the stage kernels and by torch.compile (docs/benchmarks.md: batches of 32
+# to 512, and 1,000 and 10,000 layers).
+_FLOPS = 4e14
+_STAGE_STEP, _STAGE_IMAGE, _STAGE_SET_UP = 2.5e-6, 0.047e-6, 20.0
+_COMPILED_STEP, _COMPILED_IMAGE, _COMPILED_SET_UP = 28e-6, 0.33e-6, 35.0
+_TEXT_SET_UP = 80.0
 _IMAGES = {"fashion14": 6_000, "mnist": 60_000}  # training images; other data sets count as CIFAR-10
 _CIFAR_IMAGES = 50_000
 _TOKENS = {"multi30k": 4.3e5, "europarl": 6.0e6}  # target tokens for training, by the first word of the folder's name
@@ -106,26 +113,37 @@ def _device_here(name: str) -> torch.device:
 def gpu_seconds(config: TrainConfig) -> float:
     """About how long a run takes on one H200, for planning; a third-party model is not built and counts as small."""
     if is_text(config.data):
-        return 2 * _SET_UP + config.epochs * _TOKENS.get(Path(config.data).name.partition("-")[0], 0.0) / _TOKEN_SPEED
-    layers, operations = (0.0, 0.0) if is_foreign(config.model) else _size(config.model)
-    images = _IMAGES.get(config.data, _CIFAR_IMAGES) * (1 - config.validation)
-    return _SET_UP + config.epochs * images * max(layers * _NARROW, 3 * operations / _FLOPS)
+        return _TEXT_SET_UP + config.epochs * _TOKENS.get(Path(config.data).name.partition("-")[0], 0.0) / _TOKEN_SPEED
+    images, batch = _IMAGES.get(config.data, _CIFAR_IMAGES) * (1 - config.validation), config.batch_size
+    if is_foreign(config.model):
+        return _COMPILED_SET_UP
+    layers, kernel_layers, operations = _size(config.model, config.method, config.form)
+    if config.precision == "float32" or config.kernels == "compiled":
+        kernel_layers = 0.0
+    by_kernels = kernel_layers * (_STAGE_STEP + batch * _STAGE_IMAGE)
+    compiled = (layers - kernel_layers) * (_COMPILED_STEP + batch * _COMPILED_IMAGE)
+    step = max(by_kernels + compiled, batch * 3 * operations / _FLOPS)
+    return (_STAGE_SET_UP if kernel_layers else _COMPILED_SET_UP) + config.epochs * images / batch * step
 
 
 @cache
-def _size(model: str) -> tuple[float, float]:
-    """Weight layers of a model, and operations of a forward pass of one image in the shape of CIFAR-10.
+def _size(model: str, method: str, form: Form | None) -> tuple[float, float, float]:
+    """Weight layers of a model, those that run by the stage kernels, and operations of a forward pass of one image.
 
-    Both are linear in the depth, so that those of a deep network follow from two others of its family.
+    The image has the shape of CIFAR-10's. All are linear in the depth, so that those of a deep network follow from two
+    others of its family.
     """
     named = re.fullmatch(r"(resnet|wrn-|mlp-|resmlp-|cnn-)(\d+)(.*)", model)
     if named is not None and int(named[2]) > _DEEP:
         depth = int(named[2])
         steps = (depth - 60) // _STEP
-        (a, b), (c, d) = (_size(f"{named[1]}{depth - n * _STEP}{named[3]}") for n in (steps, steps - 1))
-        return a + steps * (c - a), b + steps * (d - b)
+        near, far = (_size(f"{named[1]}{depth - n * _STEP}{named[3]}", method, form) for n in (steps, steps - 1))
+        layers, kernel_layers, operations = (a + steps * (c - a) for a, c in zip(near, far, strict=True))
+        return layers, kernel_layers, operations
     x = torch.empty(2, 3, 32, 32, device="meta")
-    network = build(model, "he_in", example=x, device="meta")
+    network = build(model, method, form=form, example=x, device="meta")
+    layers = sum(isinstance(module, nn.Conv2d | nn.Linear) for module in network.modules())
+    kernel_layers = count_stage_layers(network)
     with FlopCounterMode(display=False) as counter:
         network(x)
-    return sum(1 for p in network.parameters() if p.dim() > 1), counter.get_total_flops() / 2
+    return layers, kernel_layers, counter.get_total_flops() / 2

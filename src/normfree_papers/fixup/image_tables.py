@@ -52,7 +52,7 @@ def _quick_check(model: str) -> Check:
     paper_value="test error on CIFAR-10: batch norm 6.61 %, Xavier at a small rate 7.78 %, Fixup 7.24 %, of 5 runs",
     how="Recipes fixup_cifar, batchnorm_cifar and xavier_cifar, 200 epochs of CIFAR-10, Xavier's rate of 0.0001 being "
     "chosen as the paper gives none (full); ResNet-20 without Xavier, 5 epochs of the embedded images (quick).",
-    cost=Cost(quick_seconds=65, full_seconds=7080, device="gpu"),
+    cost=Cost(quick_seconds=65, full_seconds=3020, device="gpu"),
     checks=(
         printed_error("Fixup", 7.24),
         printed_error("batch norm", 6.61),
@@ -123,7 +123,7 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
     paper_value="test error on CIFAR-10: Fixup 2.3 %, batch norm 2.5 %; on SVHN 1.4 % both",
     how="Recipes fixup_wrn and batchnorm_wrn, 200 epochs of CIFAR-10, SVHN being not available (full); WRN-16-1, 5 "
     "epochs of the embedded images with a Cutout of 7 (quick).",
-    cost=Cost(quick_seconds=40, full_seconds=7500, device="gpu"),
+    cost=Cost(quick_seconds=40, full_seconds=7480, device="gpu"),
     checks=(
         printed_error("Fixup", 2.3),
         printed_error("batch norm", 2.5),

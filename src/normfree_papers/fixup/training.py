@@ -60,7 +60,7 @@ def _rule_rows(scale: Scale) -> dict[tuple[str, str], TrainConfig]:
     how="WRN-1000-1 after one epoch with rule 2 alone and with all but rule 2; ResNet-110 with rule 2 alone in its "
     "first 3 epochs, and without multipliers or without zeros after 200 (full); 100 layers and ResNet-20 on the "
     "embedded images, without the last part (quick).",
-    cost=Cost(quick_seconds=100, full_seconds=6000, device="gpu"),
+    cost=Cost(quick_seconds=100, full_seconds=1370, device="gpu"),
     checks=(
         expect(f"accuracy, {_ALONE}", paper="sufficient", low=DEAD).reading(
             "test accuracy of a deep network with rule 2 alone, in %: it trains", why=trains("sufficient")
@@ -185,7 +185,7 @@ def _depth_checks(scale: Scale) -> list[Check]:
     how="Recipes depth_test and depth_test_10000: WRN-d-1 on CIFAR-10, one epoch at 0.1, batches of 128 (64 at 10,000 "
     "layers), from 1,000 layers on Fixup also with its scalars at 10/L of the rate instead of a tenth (full); 10 and "
     "202 layers on the embedded images in batches of 32 (quick).",
-    cost=Cost(quick_seconds=300, full_seconds=6318, device="gpu"),
+    cost=Cost(quick_seconds=300, full_seconds=3070, device="gpu"),
     checks=(*_depth_checks("full"), *_depth_checks("quick")),
     departures=(
         "bf16 or mixed precision on a GPU",
@@ -247,7 +247,7 @@ def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
     paper_value="a plot of the training accuracy of six configurations over 3 epochs",
     how="Recipe fixup_ablation: ResNet-110, 3 epochs of CIFAR-10 at 0.1, the training accuracy being the mean over the "
     "third epoch instead of a moving one over 10 steps (full); ResNet-20 on the embedded images (quick).",
-    cost=Cost(quick_seconds=85, full_seconds=870, device="gpu"),
+    cost=Cost(quick_seconds=85, full_seconds=496, device="gpu"),
     checks=(
         *(
             expect(f"{better} - {worse}", paper="a plot; above 0", low=0.0).reading(

@@ -84,7 +84,7 @@ FIGURES = (
         conv_is_best=True,
         rank=None,
         reading="Brock's rows are absent, and ConvShort outperforms batch norm at the last epochs",
-        cost=Cost(quick_seconds=70, full_seconds=2_170, device="gpu"),
+        cost=Cost(quick_seconds=70, full_seconds=2_290, device="gpu"),
     ),
     _Figure(
         number=6,
@@ -94,7 +94,7 @@ FIGURES = (
         conv_is_best=False,
         rank=2,
         reading="all seven rows train, and ConvShort is the second-best",
-        cost=Cost(quick_seconds=40, full_seconds=1_170, device="gpu"),
+        cost=Cost(quick_seconds=40, full_seconds=1_140, device="gpu"),
     ),
     _Figure(
         number=7,
@@ -104,7 +104,7 @@ FIGURES = (
         conv_is_best=True,
         rank=1,
         reading="Brock's rows are absent, and ConvShort is the best",
-        cost=Cost(quick_seconds=140, full_seconds=2_490, device="gpu"),
+        cost=Cost(quick_seconds=140, full_seconds=2_770, device="gpu"),
     ),
 )
 

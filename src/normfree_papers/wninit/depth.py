@@ -81,7 +81,7 @@ _LINEAR = reading("successfully", "no worse than a linear classifier, 12 % error
     how="Recipe wninit_mlp at rates from 0.1 to 1e-5 in factors of ten, the best chosen on held-out images; hidden "
     "layers are counted, as the authors do; width 500, 20 epochs and the depths 10, 20, 50, 100 and 200 are chosen; 20 "
     "and 50 layers of width 128 on the embedded images (quick).",
-    cost=Cost(quick_seconds=100, full_seconds=12200, device="gpu"),
+    cost=Cost(quick_seconds=100, full_seconds=12100, device="gpu"),
     checks=(
         *(_trains("proposed", depth, 50.0, _MLP_QUICK, "trains", _HALF) for depth in _MLP_DEPTHS[:-1]),
         _trains("proposed", 200, 88.0, _MLP_QUICK, "trains successfully", _LINEAR),
@@ -140,7 +140,7 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
     paper_value="a plot of the accuracy of every job; rates up to 10 times larger for most depths",
     how="The runs of wninit/fig2_left: all depths and learning rates; the paper's sweep is in a supplement that is not "
     "available.",
-    cost=Cost(quick_seconds=100, full_seconds=12200, device="gpu"),
+    cost=Cost(quick_seconds=100, full_seconds=12100, device="gpu"),
     checks=(
         expect("share, proposed - data-dependent", paper="more robust", low=0.0).reading(
             "share of settings that train: proposed less data-dependent",
@@ -199,7 +199,7 @@ _CNN_DEPTHS, _CNN_QUICK = (10, 50, 100), (10, 20)
     paper_value="a plot: the same trend as for MLPs, the data-dependent one fails at very deep networks",
     how="Recipe wninit_cnn, 3×3 layers with stride 2 in the first two, at rates from 0.1 to 1e-5; width 128, 10 epochs "
     "and the depths 10, 50 and 100 are chosen; 10 and 20 layers of width 32 on the embedded images (quick).",
-    cost=Cost(quick_seconds=60, full_seconds=4700, device="gpu"),
+    cost=Cost(quick_seconds=60, full_seconds=4360, device="gpu"),
     checks=(
         *(_trains("proposed", depth, DEAD, _CNN_QUICK, "trains", trains()) for depth in _CNN_DEPTHS),
         _trains("data-dependent", 10, DEAD, _CNN_QUICK, "trains", trains()),
@@ -249,7 +249,7 @@ _SIMILAR = reading(
     paper_value="a plot over depths to 10,000, five seeds; similar accuracy at all depths",
     how="Recipe wninit_depth at five rates from 0.1 to 0.001, the best chosen on held-out images, at the chosen depths "
     "100, 1,000 and 10,000; 16 and 40 layers on the embedded images at 0.03 and 0.01 (quick).",
-    cost=Cost(quick_seconds=60, full_seconds=22200, device="gpu"),
+    cost=Cost(quick_seconds=60, full_seconds=5630, device="gpu"),
     checks=(
         *(_trains("proposed", depth, DEAD, _WRN_QUICK, "trains", trains()) for depth in _WRN_DEPTHS),
         expect("proposed, 40 layers", low=DEAD, scale="quick").reading(

@@ -246,7 +246,7 @@ _DEPTH = {"quick": 22, "full": 40}
     "superior'; of Gaussian and orthogonal initialization 'the latter is superior'; no numbers",
     how="Recipe wninit_seeds: WRN-40-10, 3 epochs of CIFAR-10 at 0.1, 0.03 and 0.01, the best chosen on held-out "
     "images (full); WRN-22-1, one epoch of the embedded images at 0.03 (quick).",
-    cost=Cost(quick_seconds=60, full_seconds=2000, device="gpu"),
+    cost=Cost(quick_seconds=60, full_seconds=1850, device="gpu"),
     checks=(
         expect("proposed", paper="superior", low=DEAD).reading(
             "test accuracy of the proposed initialization, in %: it trains", why=trains("superior")

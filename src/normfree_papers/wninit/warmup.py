@@ -55,7 +55,7 @@ def _lead(rate: float, warm: str) -> str:
     paper_value="a plot of the share of 20 seeds over learning rates, with and without warm-up",
     how="Recipe wninit_seeds at the chosen rates 0.01, 0.03 and 0.1, with no warm-up and with one epoch of it, 20 "
     "seeds; WRN-22-1 on the embedded images, one epoch at 0.03 and 0.1, half of it warm-up, two seeds (quick).",
-    cost=Cost(quick_seconds=80, full_seconds=27000, device="gpu"),
+    cost=Cost(quick_seconds=80, full_seconds=24700, device="gpu"),
     checks=(
         *(
             expect(
@@ -223,7 +223,7 @@ def _error_rows(scale: Scale) -> dict[tuple[str, str, float], TrainConfig]:
     how="Recipes wninit_cifar and wninit_wrn, ResNet-56 first; the rates were tuned and are not given: here the better "
     "of 0.1 and 0.03 with warm-up, of 0.03 and 0.01 without, of 0.01 and 0.003 for the data-dependent one, on held-out "
     "images; batch norm at 0.1 with He's weights; ResNet-14 on the embedded images, 4 epochs (quick).",
-    cost=Cost(quick_seconds=100, full_seconds=39700, device="gpu"),
+    cost=Cost(quick_seconds=100, full_seconds=29600, device="gpu"),
     checks=_errors_checks(),
     departures=(
         "bf16 on a GPU",

@@ -290,18 +290,44 @@ def test_train_reads_what_has_ended(tmp_path: Path, fitted: list[TrainConfig]) -
 
 @pytest.mark.parametrize("model", ["wrn-202-1", "resnet200", "mlp-170-16", "cnn-170-8"])
 def test_size_of_a_deep_network_follows_from_shallow_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    extrapolated = place._size.__wrapped__(model)
+    extrapolated = place._size.__wrapped__(model, "fixup", None)
     monkeypatch.setattr(place, "_DEEP", 1000)
-    assert extrapolated == pytest.approx(place._size.__wrapped__(model), rel=1e-12)
+    assert extrapolated == pytest.approx(place._size.__wrapped__(model, "fixup", None), rel=1e-12)
 
 
 def test_seconds_grow_with_depth_epochs_and_images() -> None:
     base = TrainConfig(model="wrn-40-1", data="cifar10", epochs=10, validation=0.0)
     set_up = gpu_seconds(base.with_changes(epochs=0))
     assert gpu_seconds(base.with_changes(epochs=20)) - set_up == pytest.approx(2 * (gpu_seconds(base) - set_up))
-    assert gpu_seconds(base.with_changes(model="wrn-10000-1")) > 20 * gpu_seconds(base)
+    deep = gpu_seconds(base.with_changes(model="wrn-10000-1"))
+    assert deep - set_up > 20 * (gpu_seconds(base) - set_up)
     assert gpu_seconds(base.with_changes(data="mnist")) > gpu_seconds(base)
-    assert gpu_seconds(base.with_changes(model="torchvision:resnet18")) == set_up
+    assert gpu_seconds(base.with_changes(model="torchvision:resnet18")) == gpu_seconds(
+        base.with_changes(method="batchnorm", epochs=0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "batch", "speed"),  # images per second of docs/benchmarks.md
+    [
+        ("fixup", 32, 37_886),
+        ("fixup", 512, 151_814),
+        ("nf", 128, 83_484),
+        ("batchnorm", 32, 7_490),
+        ("batchnorm", 128, 15_276),
+        ("batchnorm", 512, 27_514),
+    ],
+)
+def test_seconds_are_those_that_were_measured_within_a_third(method: str, batch: int, speed: int) -> None:
+    config = TrainConfig(model="resnet110", method=method, data="cifar10", batch_size=batch, validation=0.0)
+    seconds = gpu_seconds(config.with_changes(epochs=300)) - gpu_seconds(config.with_changes(epochs=0))
+    assert seconds == pytest.approx(300 * 50_000 / speed, rel=1 / 3)
+
+
+@pytest.mark.parametrize("change", [{"precision": "float32"}, {"kernels": "compiled"}, {"method": "batchnorm"}])
+def test_seconds_grow_without_the_stage_kernels(change: dict[str, Any]) -> None:
+    config = TrainConfig(model="resnet110", method="fixup", data="cifar10", epochs=100)
+    assert gpu_seconds(config.with_changes(**change)) > 3 * gpu_seconds(config)
 
 
 # A result for which runs are missing

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.kernels import NEUTRAL, SCALARS, Form, prepare, stage, why_not
+from normfree.kernels.tiling import why_not_shape
 from normfree.models import Network
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -294,11 +296,24 @@ def choose_stages(model: nn.Module, config: TrainConfig, device: torch.device, i
     return StageChoice(tuple(stages), tuple(reasons))
 
 
+def count_stage_layers(model: Network) -> int:
+    """Return how many layers of an image model the stage kernels could run on a GPU that they support."""
+    if not all(isinstance(part, nn.Sequential) for part in model.body) or len(model.input_shape) != 3:
+        return 0
+    shared, count = _shared_parameters(model), 0
+    for blocks, channels, size in _blocks_of_one_shape(model):
+        with suppress(NoStageError):
+            count += 2 * len(_read_blocks(blocks, channels, size, None, shared))
+    return count
+
+
 def _read_blocks(
-    blocks: Sequence[nn.Module], channels: int, size: int, device: torch.device, shared: Collection[int]
+    blocks: Sequence[nn.Module], channels: int, size: int, device: torch.device | None, shared: Collection[int]
 ) -> list[BlockParts]:
+    """Read the blocks of a stage. Raises `NoStageError` if the kernels cannot run it; without a device, on no GPU."""
     parts = [read_block(block) for block in blocks]
-    reason = why_not(channels, size, parts[0].form, device=device)
+    form = parts[0].form
+    reason = why_not_shape(channels, size, form) if device is None else why_not(channels, size, form, device=device)
     if reason is not None:
         raise NoStageError(reason)
     if len({block.kind for block in parts}) > 1:
