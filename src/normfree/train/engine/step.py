@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -192,7 +192,7 @@ class TrainStep:
         for i, part in enumerate(_micro_batches(batch, config.accumulate)):
             loss, accuracy = self._loss(self._forward, part, config.label_smoothing)
             loss = loss / config.accumulate
-            with overlapping(masters.values.device):
+            with overlapping(masters.values.device) if self._compiled else nullcontext():
                 loss.backward()
             masters.gather_gradients_(add=i > 0)
             losses.append(loss.detach())
