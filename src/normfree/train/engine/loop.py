@@ -87,8 +87,11 @@ def fit(
         ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
         OSError: If the folder cannot be written.
     """
-    live = Live(progress, page=picture)
-    with open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup:
+    done = (RunFolder(out).saved_step or 0) if resume and out is not None else 0
+    with (
+        Live(config.model, progress, page=picture, done=done) as live,
+        open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup,
+    ):
         return Trainer(setup, live, on_epoch).run(resume=resume, command=command, picture=picture)
 
 
@@ -169,7 +172,6 @@ class Trainer:
         finally:
             if self._writer is not None:
                 self._writer.close()
-            self._live.close()
 
     def _train(self) -> RunStatus:
         """Train all steps that are left, epoch by epoch; return how that ended."""

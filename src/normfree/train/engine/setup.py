@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from normfree.errors import require_package
 from normfree.models import BaseModel
 from normfree.models.base import every_module
 from normfree.models.registry import is_foreign
-from normfree.nn.devices import LARGE, device_of, require_memory, require_room_for_activations
+from normfree.nn.devices import LARGE, device_of, explained_shortage, require_memory, require_room_for_activations
 from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.overlap import overlap_
@@ -45,6 +46,8 @@ from normfree.train.run.run_folder import RunFolder
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
     from normfree.train.text.generation import Bleu
+
+_log = logging.getLogger("normfree.train")
 
 
 class TrainSetup:
@@ -189,7 +192,9 @@ def open_run(
     if config.tensorboard:
         require_package("tensorboard", "tensorboard=true")
     with ExitStack() as stack:
-        stack.enter_context(explained_shortage(config))
+        what = f"'{config.model}' with batches of {config.batch_size:,}"
+        remedy = "use a smaller batch_size, more micro-batches (accumulate) or recompute=1"
+        stack.enter_context(explained_shortage(what, remedy))
         stack.enter_context(explained_worker_end())
         processes = stack.enter_context(join_processes(device))
         stop = stack.enter_context(Stop())
@@ -211,6 +216,8 @@ def open_run(
             )
             setup = stack.enter_context(prepared)
         setup.folder, setup.stop, setup.started = folder, stop, started
+        for warning in config.warnings(config.epochs * setup.epoch_steps):
+            _log.info(warning)
         yield setup
 
 
@@ -356,21 +363,6 @@ def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
 
 
 # Room in the memory: a run that does not fit is refused before it fills the memory
-
-
-@contextmanager
-def explained_shortage(config: TrainConfig) -> Iterator[None]:
-    """Turn an error of torch for lack of memory into one sentence."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:  # torch has a class of its own for a GPU only
-        short = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not short and "allocate memory" not in str(error) and "enough memory" not in str(error):
-            raise
-        raise ValueError(
-            f"expected '{config.model}' with batches of {config.batch_size:,} to fit into the memory, but it ran out; "
-            "use a smaller batch_size, more micro-batches (accumulate) or recompute=1"
-        ) from error
 
 
 def require_room_for_batch(config: TrainConfig, data: Data, device: torch.device, world: int) -> None:

@@ -143,11 +143,9 @@ class RunFolder:
         if resume:
             self._require_run()
         else:
-            with explain_os_errors("the run's folder", self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
             self._require_own_files()
         self._lock = FolderLock(self.path)
-        with self._lock.hold():
+        with self._lock.hold(make=not resume):
             if resume:
                 self._require_run()  # it may have been moved just before
             if self.has_begun and not resume and not overwrite:
@@ -170,18 +168,21 @@ class RunFolder:
 
     def _require_own_files(self) -> None:
         """Raise `ValueError` if no run of normfree is in the folder, but other files with names that a run replaces."""
+        if checkpoint.latest(self.path) is not None:
+            return
         names = (*_REPLACED, self.result_path.name, "tensorboard")
         checkpoints = (path for path in self.path.glob("checkpoint-*") if checkpoint.step_of(path) >= 0)
         found = [path for path in (*(self.path / name for name in names), *checkpoints) if os.path.lexists(path)]
-        ours = not found or has_checksum(self.config_path) or checkpoint.latest(self.path) is not None
-        if not ours and (self.path / "lock").is_file():  # it ended before its first step, or is of an earlier release
+        if not found or has_checksum(self.config_path):
+            return
+        if (self.path / "lock").is_file():  # it ended before its first step, or is of an earlier release
             with suppress(ValueError, OSError):
-                ours = not self.config_path.exists() or bool(self.read_config())
-        if not ours:
-            raise ValueError(
-                f"expected a folder of its own for the run, but '{found[0]}' is not of a run and would be replaced; "
-                "move it, or choose another folder"
-            )
+                if not self.config_path.exists() or self.read_config():
+                    return
+        raise ValueError(
+            f"expected a folder of its own for the run, but '{found[0]}' is not of a run and would be replaced; "
+            "move it, or choose another folder"
+        )
 
     def require_held(self) -> None:
         """Raise `ValueError` if the folder was moved, removed or replaced since `hold`; every write asks first."""
