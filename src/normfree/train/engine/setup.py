@@ -23,7 +23,7 @@ from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
 from normfree.optim import agc_parameters, param_groups
-from normfree.optim.master_weights import MasterWeights, UpdateRule
+from normfree.optim.master_weights import MasterWeights
 from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data import AS_BUILT, as_data, explained_worker_end, mean_score, open_data, sum_scores
@@ -108,7 +108,17 @@ class TrainSetup:
             stacks = iter(masters.stacks)
             for stage in stages:
                 stage.attach_([next(stacks) for _ in stage.stacks()], compile=bool(config.compile))
-            self.step = self._make_step(masters)
+            self.step = TrainStep(
+                model,
+                self._forward(compile=bool(config.compile), recompute=config.recompute),
+                masters,
+                self.inputs.feed,
+                config,
+                unclipped=classifier_parameters(model, plan) if config.clip == "agc" else (),
+                loss=self.inputs.loss,
+                reduce=processes.average_ if processes.world > 1 else None,
+                stages=stages,
+            )
             self._evaluate = self._forward() if stages else None
             self.cleanup = cleanup.pop_all()
 
@@ -128,28 +138,6 @@ class TrainSetup:
             return self.model
         stages = {block: stage for stage in self._stages for block in stage.blocks}
         return forward_of(self.model, compile=compile, region=self.config.region, recompute=recompute, stages=stages)
-
-    def _make_step(self, masters: MasterWeights) -> TrainStep:
-        config = self.config
-        return TrainStep(
-            self.model,
-            self._forward(compile=bool(config.compile), recompute=config.recompute),
-            masters,
-            UpdateRule(
-                name=config.optimizer,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                betas=config.betas,
-                eps=config.eps,
-            ),
-            self.inputs.feed,
-            config,
-            unclipped=classifier_parameters(self.model, self.plan) if config.clip == "agc" else (),
-            loss=self.inputs.loss,
-            reduce=self.processes.average_ if self.processes.world > 1 else None,
-            stages=self._stages,
-            compile=bool(config.compile),
-        )
 
     def score(self, batches: Iterable[Any]) -> Score:
         """Score the model, with its stages by kernels if it trains so."""

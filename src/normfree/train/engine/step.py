@@ -110,15 +110,13 @@ class TrainStep:
         model: The model.
         forward: The function that is called in place of the model; see `forward_of`.
         masters: The parameters and the gradient as vectors.
-        rule: The update rule of the optimizer.
         feed: The training batches.
-        config: The settings, of which the step reads `label_smoothing`, `accumulate`, `clip`, `clip_at`, `ema` and
-            `loss_limit`.
+        config: The settings; the step reads those of the optimizer, of clipping and of the loss, `accumulate`, `ema`
+            and `compile`, which compiles the update and the construction of batches.
         unclipped: The classifier's parameters, which adaptive clipping leaves alone.
         loss: The loss that is minimized.
         reduce: Averages a tensor over all processes in place; None for one process.
         stages: The stages that run by kernels, which read the fixed scalars again after a restoration.
-        compile: Whether to compile the update and the construction of batches.
     """
 
     def __init__(
@@ -126,7 +124,6 @@ class TrainStep:
         model: nn.Module,
         forward: Forward,
         masters: MasterWeights,
-        rule: UpdateRule,
         feed: Feed | ShapedFeed,
         config: TrainConfig,
         *,
@@ -134,12 +131,19 @@ class TrainStep:
         loss: Loss = image_loss,
         reduce: Callable[[Tensor], None] | None = None,
         stages: Sequence[Stage] = (),
-        compile: bool = False,
     ) -> None:
-        self.model, self.masters, self.config, self.rule = model, masters, config, rule
+        self.model, self.masters, self.config = model, masters, config
         self._forward, self._loss, self._reduce, self._stages = forward, loss, reduce, stages
-        self.feed: ShapedFeed = feed if isinstance(feed, ShapedFeed) else OneShapeFeed(feed, compile=compile)
-        self._compiled, self._update = compile, torch.compile(rule.update_, dynamic=False) if compile else rule.update_
+        self._compiled = bool(config.compile)
+        self.feed: ShapedFeed = feed if isinstance(feed, ShapedFeed) else OneShapeFeed(feed, compile=self._compiled)
+        rule = UpdateRule(
+            name=config.optimizer,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            betas=config.betas,
+            eps=config.eps,
+        )
+        self._update = torch.compile(rule.update_, dynamic=False) if self._compiled else rule.update_
         self._clipped = [name for name in masters.parameters if name not in unclipped]
         device = masters.values.device
         self.number = torch.zeros((), dtype=torch.int64, device=device)
