@@ -22,13 +22,12 @@ from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import UntilSignal
 from normfree.train.engine.environment import LaunchQueue, Throughput
-from normfree.train.engine.inputs import EvalBatches, Score
+from normfree.train.engine.inputs import EvalBatches
 from normfree.train.engine.live import Live, ShowProgress
 from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.run import checkpoint
-from normfree.train.run.result import RunResult, Snapshot
+from normfree.train.run.result import RunResult, RunStatus, Score, Snapshot
 from normfree.train.run.run_folder import RunFolder
-from normfree.train.run.run_list import RunStatus
 from normfree.train.run.run_page import write_curves
 
 if TYPE_CHECKING:

@@ -38,9 +38,10 @@ from normfree.train.engine.environment import (
     torch_settings,
 )
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data, Score
+from normfree.train.engine.inputs import Data
 from normfree.train.engine.stages import Stage, prepare_stages
 from normfree.train.engine.step import TrainStep
+from normfree.train.run.result import Score
 from normfree.train.run.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -43,7 +43,8 @@ from normfree.plan import ResidualPlan
 from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
-from normfree.train.run.run_list import CONFIG, METRICS, RESULT, RunStatus, read_lines, read_result
+from normfree.train.run.result import RunStatus
+from normfree.train.run.run_list import CONFIG, METRICS, RESULT, read_lines, read_result
 
 _log = logging.getLogger("normfree.train")
 
