@@ -16,9 +16,9 @@ from normfree.data.images.image_set import ImageBatch, ImageBatches, Split
 from normfree.models import Network, build
 from normfree.nn.overlap import overlap_
 from normfree.optim import agc_parameters, clip_grad_agc_, clip_grad_norm_, param_groups
-from normfree.optim.master_weights import MasterWeights, UpdateRule
+from normfree.optim.master_weights import UpdateRule
 from normfree.train.config import TrainConfig
-from normfree.train.engine.forward import apply_precision_, forward_of
+from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.step import TrainStep, cross_entropy
 
 CLASSES, BATCH, LR, DECAY = 5, 8, 0.05, 0.01
@@ -68,9 +68,8 @@ def step_of(
     if compile:
         overlap_(model)  # as a run does
     feed = feed_of() if feed is None else feed
-    masters = MasterWeights(model, param_groups(model, lr=LR, weight_decay=DECAY))
-    forward = forward_of(model, compile=compile)
-    step = TrainStep(model, forward, masters, feed, TrainConfig(**optimizer, **settings), **more)
+    groups = param_groups(model, lr=LR, weight_decay=DECAY)
+    step = TrainStep(model, groups, feed, TrainConfig(**optimizer, **settings), **more)
     step.start_epoch(0, (2 * FACTORS)[: feed.steps])
     return step
 

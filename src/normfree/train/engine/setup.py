@@ -23,7 +23,6 @@ from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
 from normfree.optim import agc_parameters, param_groups
-from normfree.optim.master_weights import MasterWeights
 from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data import AS_BUILT, as_data, explained_worker_end, mean_score, open_data, sum_scores
@@ -37,7 +36,7 @@ from normfree.train.engine.environment import (
     seeded_generators,
     torch_settings,
 )
-from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
+from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
 from normfree.train.engine.inputs import Data
 from normfree.train.engine.stages import Stage, prepare_stages
 from normfree.train.engine.step import TrainStep
@@ -68,7 +67,7 @@ class TrainSetup:
         processes: Processes,
         seed_generators: Callable[..., None],
     ) -> None:
-        self.config, self.model, self.plan, self.data, self._stages = config, model, plan, data, stages
+        self.config, self.model, self.plan, self.data = config, model, plan, data
         self.device, self.processes, self.seed_generators = device, processes, seed_generators
         self.config_text, self._schedule = config.to_toml(), config.lr_schedule
         self.folder: RunFolder | None = None
@@ -97,30 +96,20 @@ class TrainSetup:
                 sync_batch_norms_(model, processes.sum_, processes.world)
                 cleanup.callback(unsync_batch_norms_, model)
             self.parameters = sum(p.numel() for p in named.values())
-            masters = MasterWeights(
-                model,
-                parameter_groups(model, config, plan),
-                channels_last=bool(config.channels_last),
-                originals=originals,
-                stacks=[stack for stage in stages for stack in stage.stacks()],
-            )
-            cleanup.callback(masters.release_)
-            originals.clear()  # the masters have them
-            stacks = iter(masters.stacks)
-            for stage in stages:
-                stage.attach_([next(stacks) for _ in stage.stacks()], compile=bool(config.compile))
             self.step = TrainStep(
                 model,
-                self._forward(compile=bool(config.compile), recompute=config.recompute),
-                masters,
+                parameter_groups(model, config, plan),
                 self.inputs.feed,
                 config,
+                originals=originals,
                 unclipped=classifier_parameters(model, plan) if config.clip == "agc" else (),
                 loss=self.inputs.loss,
                 reduce=processes.average_ if processes.world > 1 else None,
                 stages=stages,
             )
-            self._evaluate = self._forward() if stages else None
+            cleanup.callback(self.step.masters.release_)
+            originals.clear()  # the masters have them
+            self._evaluate = forward_of(model, stages=stages) if stages else None
             self.cleanup = cleanup.pop_all()
 
     @property
@@ -132,13 +121,6 @@ class TrainSetup:
         """Return the factor of the learning rates in each step of an epoch, counted from 0."""
         steps, first = self.epoch_steps, epoch * self.epoch_steps
         return [self._schedule.factor(first + i, steps, self.config.epochs) for i in range(steps)]
-
-    def _forward(self, *, compile: bool = False, recompute: int = 0) -> Forward:
-        """Return the function to call in place of the model, or the model itself if nothing changes its forward."""
-        if not (self._stages or compile or recompute):
-            return self.model
-        stages = {block: stage for stage in self._stages for block in stage.blocks}
-        return forward_of(self.model, compile=compile, region=self.config.region, recompute=recompute, stages=stages)
 
     def score(self, batches: Iterable[Any]) -> Score:
         """Score the model, with its stages by kernels if it trains so."""

@@ -22,7 +22,7 @@ from normfree.nn.scalars import with_dimension
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.train.config import TrainConfig
-from normfree.train.engine.forward import Forward
+from normfree.train.engine.forward import Forward, forward_of
 from normfree.train.engine.inputs import Feed, Loss, ShapedFeed
 from normfree.train.engine.stages import Stage
 
@@ -108,33 +108,49 @@ class TrainStep:
 
     Args:
         model: The model.
-        forward: The function that is called in place of the model; see `forward_of`.
-        masters: The parameters and the gradient as vectors.
+        groups: The parameter groups of `param_groups`.
         feed: The training batches.
-        config: The settings; the step reads those of the optimizer, of clipping and of the loss, `accumulate`, `ema`
-            and `compile`, which compiles the update and the construction of batches.
+        config: The settings; those of the data, the schedule and the run are not read.
+        originals: Unrounded values of parameters that were converted to half precision, by name.
         unclipped: The classifier's parameters, which adaptive clipping leaves alone.
         loss: The loss that is minimized.
         reduce: Averages a tensor over all processes in place; None for one process.
-        stages: The stages that run by kernels, which read the fixed scalars again after a restoration.
+        stages: The stages that run by kernels.
+
+    Attributes:
+        masters: The parameters and the gradient as vectors.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        forward: Forward,
-        masters: MasterWeights,
+        groups: Sequence[Mapping[str, Any]],
         feed: Feed | ShapedFeed,
         config: TrainConfig,
         *,
+        originals: Mapping[str, Tensor] | None = None,
         unclipped: Collection[str] = (),
         loss: Loss = image_loss,
         reduce: Callable[[Tensor], None] | None = None,
         stages: Sequence[Stage] = (),
     ) -> None:
-        self.model, self.masters, self.config = model, masters, config
-        self._forward, self._loss, self._reduce, self._stages = forward, loss, reduce, stages
+        self.model, self.config = model, config
+        self._loss, self._reduce, self._stages = loss, reduce, stages
         self._compiled = bool(config.compile)
+        self._forward: Forward = model
+        if self._compiled or config.recompute or stages:
+            settings = {"compile": self._compiled, "region": config.region, "recompute": config.recompute}
+            self._forward = forward_of(model, **settings, stages=stages)
+        self.masters = masters = MasterWeights(
+            model,
+            groups,
+            channels_last=bool(config.channels_last),
+            originals=originals,
+            stacks=[stack for stage in stages for stack in stage.stacks()],
+        )
+        stacks = iter(masters.stacks)
+        for stage in stages:
+            stage.attach_([next(stacks) for _ in stage.stacks()], compile=self._compiled)
         self.feed: ShapedFeed = feed if isinstance(feed, ShapedFeed) else OneShapeFeed(feed, compile=self._compiled)
         rule = UpdateRule(
             name=config.optimizer,
