@@ -276,7 +276,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig, plan: ResidualPlan |
     """Return the parameter groups of the model's method; a model without a method has one group."""
     rates: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if isinstance(model, BaseModel):
-        own = {} if kept_plan(model) else {"method": model.method, "plan": model.plan}
+        own: dict[str, Any] = {} if kept_plan(model) else {"method": model.method, "plan": model.plan}
         return param_groups(model, **own, **rates)
     if plan is not None and config.method != AS_BUILT:
         return param_groups(model, method=config.method, plan=plan, **rates)

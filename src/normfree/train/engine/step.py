@@ -139,8 +139,9 @@ class TrainStep:
         self._compiled = bool(config.compile)
         self._forward: Forward = model
         if self._compiled or config.recompute or stages:
-            settings = {"compile": self._compiled, "region": config.region, "recompute": config.recompute}
-            self._forward = forward_of(model, **settings, stages=stages)
+            self._forward = forward_of(
+                model, compile=self._compiled, region=config.region, recompute=config.recompute, stages=stages
+            )
         self.masters = masters = MasterWeights(
             model,
             groups,
