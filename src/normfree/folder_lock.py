@@ -65,8 +65,8 @@ class FolderLock:
         self.place = folder
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Hold the lock for the length of the `with` block.
+    def hold(self, *, make: bool = False) -> Iterator[None]:
+        """Hold the lock for the length of the `with` block; `make` the folder if it is not there.
 
         Meanwhile `place` is a path of the locked folder that stays right if the folder is moved and another one takes
         its name. Only Linux has such paths; elsewhere it is the path of the folder.
@@ -78,6 +78,9 @@ class FolderLock:
         """
         from filelock import FileLock, Timeout  # imported here because few commands need it
 
+        if make:
+            with explain_os_errors("the run's folder", self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
         self._require_lock_file()
         lock = FileLock(self._path, timeout=_PATIENCE, fallback_to_soft=False, on_acquired=self._write_process)
         try:

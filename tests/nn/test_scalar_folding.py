@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.models import build
-from normfree.nn.scalar_folding import ParameterSlot, ScalarFolding, foldable_deltas, foldable_layers, padded_size
+from normfree.nn.scalar_folding import ParameterSlot, ScalarFolding, foldable_deltas, foldable_layers
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 
 
@@ -48,10 +48,11 @@ def folded_exactly(network: nn.Module) -> int:
     parameters = sorted(learning, key=lambda p: foldable[id(p)].kind if id(p) in foldable else ())
     slots, end = [], 0
     for p in parameters:
-        slots.append(ParameterSlot(p, end, end))
-        end += padded_size(p.numel())
+        size = -(-p.numel() // 64) * 64
+        slots.append(ParameterSlot(p, end, end, size))
+        end += size
     values = torch.zeros(end, dtype=torch.float64)
-    views = {p: slice(start, start + p.numel()) for p, start, _ in slots}
+    views = {p: slice(start, start + p.numel()) for p, start, *_ in slots}
     for p, stretch in views.items():
         values[stretch] = p.detach().flatten()
     computing = values.clone()

@@ -38,10 +38,7 @@ from normfree.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from normfree.train import RunResult, TrainConfig
-    from normfree.train.run.result import Snapshot
 
 _log = logging.getLogger("normfree.train")
 _SLURM_SECONDS = 60.0  # for SLURM to answer
@@ -156,26 +153,14 @@ def train_model(
 
 
 def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, command: str) -> RunResult:
-    """Train with a line of progress, preceded by the warnings about the configuration."""
-    from normfree.report import open_console
-    from normfree.report.terminal import training_progress
+    """Train with a line of progress, preceded by the lines of the log."""
     from normfree.train.engine.environment import SharedError
     from normfree.train.engine.loop import fit
-    from normfree.train.run.run_folder import RunFolder
 
     first = _is_first_process()
-    warned, done = not first, (RunFolder(folder).saved_step or 0) if resume else 0
     try:
-        with _log_shown(first), training_progress(config.model, done=done, show=first) as show:
-
-            def show_progress(s: Snapshot) -> None:
-                nonlocal warned
-                if not warned:
-                    _print_warnings(config, s.total, open_console(stderr=True))
-                warned = True
-                show(s)
-
-            return fit(config, out=folder, resume=resume, overwrite=overwrite, progress=show_progress, command=command)
+        with _log_shown(first):
+            return fit(config, out=folder, resume=resume, overwrite=overwrite, progress=first, command=command)
     except SharedError:
         if first:
             raise
@@ -184,7 +169,7 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, co
 
 @contextmanager
 def _log_shown(show: bool) -> Iterator[None]:
-    """Print the lines of the log of training on stderr: which kernels run, and why not the others."""
+    """Print the lines of the log of training on stderr: which kernels run, and which settings do not suit the run."""
     from normfree.report import open_console
 
     log, handler = logging.getLogger("normfree.train"), logging.Handler()
@@ -294,13 +279,8 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
             f"{look}",
             "yellow",
         )
-    _print_warnings(config, result.steps, console)
-
-
-def _print_warnings(config: TrainConfig, steps: int, console: Console) -> None:
-    """Print the warnings about settings that do not suit a run of this length."""
-    for warning in config.warnings(steps):
-        console.print(warning, markup=False, style="yellow")
+    for warning in config.warnings(result.steps):
+        say(warning, "yellow")
 
 
 # A dry run

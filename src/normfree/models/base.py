@@ -344,6 +344,14 @@ def _leaves(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from _leaves(f"{prefix}.{name}" if prefix else name, child)
 
 
+def every_module(module: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over a module and all modules inside it; `modules()` is slow for thousands of blocks."""
+    yield module
+    for child in module._modules.values():
+        if child is not None:
+            yield from every_module(child)
+
+
 def weight_layer_names(prefix: str, module: nn.Module) -> Iterator[str]:
     """Return the qualified names of the weight layers inside a module."""
     return (name for name, leaf in _leaves(prefix, module) if isinstance(leaf, WEIGHT_LAYERS))

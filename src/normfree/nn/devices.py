@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -58,6 +58,26 @@ def require_memory(what: str, needed: int, remedy: str, device: torch.device | N
             f"expected {what} to fit into the memory, got {needed / 2**30:,.1f} GiB or more, where "
             f"{free / 2**30:,.1f} GiB are free; {remedy}"
         )
+
+
+@contextmanager
+def explained_shortage(what: str, remedy: str) -> Iterator[None]:
+    """Turn an error of torch for lack of memory into one sentence.
+
+    Args:
+        what: The thing that needs memory, for the message.
+        remedy: What to do about it.
+
+    Raises:
+        ValueError: In place of that error.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch has a class of its own for a GPU only
+        short = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not short and "allocate memory" not in str(error) and "enough memory" not in str(error):
+            raise
+        raise ValueError(f"expected {what} to fit into the memory, but it ran out; {remedy}") from error
 
 
 def require_room_for_activations(

@@ -13,7 +13,6 @@ the sum of theirs.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.sequence import Attention
 from normfree.nn.weight_layers import weight_kind
-
-_ALIGNMENT = 64  # elements; tensor cores need their operands at such addresses
 
 
 @dataclass(frozen=True)
@@ -63,16 +60,16 @@ class Stream:
 
 
 class ParameterSlot(NamedTuple):
-    """A parameter, its start in the master vector, and its start in the compute vector if it is in half precision."""
+    """The place of a parameter in the vectors.
+
+    It takes `size` elements from `start` on in the master vector, and in half precision as many from `short_start` on
+    in the compute vector.
+    """
 
     parameter: nn.Parameter
     start: int
     short_start: int | None
-
-
-def padded_size(size: int) -> int:
-    """Return the number of elements that a parameter of `size` elements occupies in a vector."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    size: int
 
 
 def foldable_layers(model: nn.Module, short: Collection[int] | None = None) -> list[FoldableLayer]:
@@ -205,7 +202,7 @@ class _AdjacentLayers:
 
     def rows(self, vector: Tensor, part: slice) -> Tensor:
         """View the weights in a vector as a matrix with one row per layer."""
-        return vector[part].view(-1, padded_size(self.shape.numel()))
+        return vector[part].view(self.layers.stop - self.layers.start, -1)
 
     def matrices(self, vector: Tensor) -> Tensor:
         """View the weights in a vector with the masters' layout as (layers, outputs, inputs)."""
@@ -252,7 +249,8 @@ class ScalarFolding:
         self._left_out = [*dict.fromkeys(biases), *self.deltas]
         self._ends = [reader for reader in readers if reader not in {*biases}]
         self._end_sums = values.new_zeros(len(self._ends))
-        self._groups = list(_adjacent_layers(found, starts, short_starts))
+        sizes = {id(slot.parameter): slot.size for slot in slots}
+        self._groups = list(_adjacent_layers(found, starts, short_starts, sizes))
 
         def indices(numbers: Iterable[int]) -> Tensor:
             return torch.tensor([*numbers], device=values.device, dtype=torch.int64)
@@ -359,21 +357,24 @@ def _incidence(
 
 
 def _adjacent_layers(
-    layers: Sequence[FoldableLayer], starts: Mapping[int, int], short_starts: Mapping[int, int]
+    layers: Sequence[FoldableLayer],
+    starts: Mapping[int, int],
+    short_starts: Mapping[int, int],
+    sizes: Mapping[int, int],
 ) -> Iterator[_AdjacentLayers]:
     """Group the layers of one kind whose weights are adjacent in the vectors."""
 
     def group_of(numbered: tuple[int, FoldableLayer]) -> tuple[LayerKind, int]:
         """Return a key in which start − number · size is equal for adjacent layers of equal size."""
         number, layer = numbered
-        weight = layer.layer.weight
-        return layer.kind, starts[id(weight)] - number * padded_size(weight.numel())
+        weight = id(layer.layer.weight)
+        return layer.kind, starts[weight] - number * sizes[weight]
 
     layer_count = element_count = 0
     for ((has_bias, has_beta, has_vector, shape), _), numbered in groupby(enumerate(layers), key=group_of):
-        members = [layer.layer.weight for _, layer in numbered]
-        start, short_start = starts[id(members[0])], short_starts[id(members[0])]
-        length = len(members) * padded_size(math.prod(shape))
+        members = [id(layer.layer.weight) for _, layer in numbered]
+        start, short_start = starts[members[0]], short_starts[members[0]]
+        length = len(members) * sizes[members[0]]
         elements = len(members) * shape[0] if has_vector else 0
         yield _AdjacentLayers(
             shape=torch.Size(shape),

@@ -22,10 +22,10 @@ from normfree.nn.scalar_folding import (
     ParameterSlot,
     ScalarFolding,
     foldable_layers,
-    padded_size,
 )
 
 _SHORT = {torch.bfloat16, torch.float16}
+_ALIGNMENT = 64  # elements; tensor cores need their operands at such addresses
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class MasterWeights:
                 f"{', '.join(sorted(map(str, dtypes)))}; convert the model first"
             )
         short = {id(p) for p in named.values() if p.dtype != torch.float32}
-        foldable = {id(found.layer.weight): found for found in foldable_layers(model, short)}
+        foldable = {id(found.layer.weight): found for found in (foldable_layers(model, short) if short else ())}
         self._short: list[tuple[slice, slice]] = []  # matching parts of the master and the compute vector
         self.groups: list[Group] = []
         slots = self._lay_out(groups, foldable)
@@ -99,8 +99,8 @@ class MasterWeights:
         self._compute = torch.zeros(short_end, device=device, dtype=next(iter(dtypes), torch.float32))
         self._channels_last = channels_last
         self.parameters = {names[id(slot.parameter)]: slot.parameter for slot in slots}
-        self._places = [(p.shape, self._strides(p), start) for p, start, _ in slots]
-        for view, (parameter, _, short_start) in zip(self.named(self.values).values(), slots, strict=True):
+        self._places = [(p.shape, self._strides(p), start) for p, start, *_ in slots]
+        for view, (parameter, _, short_start, _) in zip(self.named(self.values).values(), slots, strict=True):
             view.copy_(originals.get(names[id(parameter)], parameter.detach()))
             if short_start is not None:
                 view = self._compute.as_strided(view.shape, view.stride(), short_start)
@@ -113,11 +113,13 @@ class MasterWeights:
         self._stack_gradients = [_stack(self.gradient, *place) for place in places]
         self._fixed = {name: p for name, p in named.items() if name not in self.parameters}
         self._fixed_values = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
-        streams = model.streams() if isinstance(model, BaseModel) else ()
-        self._folding = ScalarFolding(model, foldable, streams, slots, self.values)
-        folded = {id(scalar.value) for scalar in self._folding.scalars()}
-        self._elsewhere = folded | {*self._stacked}  # `unfold_gradients_` or the stacks have their gradients
-        self._folding.enable_()
+        self._folding: ScalarFolding | None = None
+        self._elsewhere = {*self._stacked}  # the parameters whose gradients the stacks or `unfold_gradients_` have
+        if foldable:
+            streams = model.streams() if isinstance(model, BaseModel) else ()
+            self._folding = ScalarFolding(model, foldable, streams, slots, self.values)
+            self._elsewhere |= {id(scalar.value) for scalar in self._folding.scalars()}
+            self._folding.enable_()
         self.copy_to_model_()
 
     def _lay_out(
@@ -135,9 +137,9 @@ class MasterWeights:
         for group in groups:
             start, short_start = end, short_end
             for parameter in sorted((p for p in group["params"] if p.requires_grad), key=order):
-                size = padded_size(parameter.numel())
+                size = _padded_size(parameter.numel())
                 is_short = parameter.dtype != torch.float32
-                slots.append(ParameterSlot(parameter, end, short_end if is_short else None))
+                slots.append(ParameterSlot(parameter, end, short_end if is_short else None, size))
                 end += size
                 short_end += size if is_short else 0
             length = short_end - short_start
@@ -202,7 +204,8 @@ class MasterWeights:
     @torch.no_grad()
     def unfold_gradients_(self) -> None:
         """Turn the gradient of the published weights into that of the masters."""
-        self._folding.unfold_gradients_(self.values, self.gradient)
+        if self._folding is not None:
+            self._folding.unfold_gradients_(self.values, self.gradient)
 
     @torch.no_grad()
     def copy_to_model_(self) -> None:
@@ -210,7 +213,8 @@ class MasterWeights:
         for masters, short in self._short:
             if short.stop > short.start:
                 self._compute[short].copy_(self.values[masters])
-        self._folding.fold_weights_(self.values, self._compute)
+        if self._folding is not None:
+            self._folding.fold_weights_(self.values, self._compute)
 
     @torch.no_grad()
     def frozen(self) -> dict[str, Tensor]:
@@ -237,12 +241,18 @@ class MasterWeights:
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
             parameter.grad = None
-        self._folding.enable_(False)
+        if self._folding is not None:
+            self._folding.enable_(False)
+
+
+def _padded_size(size: int) -> int:
+    """Return the number of elements that a parameter of `size` elements takes in a vector."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _stack(vector: Tensor, start: int, count: int, shape: torch.Size) -> Tensor:
     """View `count` adjacent parameters of one shape as (count, *shape); the first begins at `start`."""
-    size = padded_size(shape.numel())
+    size = _padded_size(shape.numel())
     return vector[start : start + count * size].view(count, size)[:, : shape.numel()].view(count, *shape)
 
 

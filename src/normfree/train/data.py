@@ -31,8 +31,9 @@ from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.engine.environment import Processes, Stop
-from normfree.train.engine.inputs import BatchSums, Data, EvalBatches, Inputs, Score
+from normfree.train.engine.inputs import BatchSums, Data, EvalBatches, Inputs
 from normfree.train.engine.step import image_loss
+from normfree.train.run.result import Score
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared

@@ -164,11 +164,11 @@ def test_failure_of_the_page_is_one_note_and_no_end(
 def test_failure_to_measure_the_signal_is_one_note_and_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no signal")
 
     monkeypatch.setattr(live, "_SHARE", 1e9)
-    monkeypatch.setattr(nf.Monitor, "measure", fail)
+    monkeypatch.setattr("normfree.diagnostics.propagate", fail)
     assert fit(tmp_path).status == "finished"
     assert [r.getMessage() for r in caplog.records if "signal" in r.getMessage()] == [
         "signal: not written, and the run goes on: no signal"

@@ -22,9 +22,9 @@ from normfree.data.images.image_set import ImageBatches, Split, image_set, in_or
 from normfree.train import RunFolder, RunResult, Snapshot
 from normfree.train.data import augmentation_of, score
 from normfree.train.engine import loop as engine
-from normfree.train.engine.inputs import Score
 from normfree.train.engine.step import TrainStep
 from normfree.train.run import checkpoint
+from normfree.train.run.result import Score
 from tiny_images import tiny_images
 
 SMALL = {"model": "cnn-4-8", "method": "he_in", "epochs": 2, "batch_size": 16, "workers": 0}

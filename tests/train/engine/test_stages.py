@@ -74,7 +74,7 @@ def attached(model: Network, choice: StageChoice, *, channels_last: bool = True)
 
 
 def forward(model: Network, choice: StageChoice) -> object:
-    return forward_of(model, stages={block: stage for stage in choice.stages for block in stage.blocks})
+    return forward_of(model, stages=choice.stages)
 
 
 def loss(out: Tensor) -> Tensor:

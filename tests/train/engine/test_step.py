@@ -16,15 +16,16 @@ from normfree.data.images.image_set import ImageBatch, ImageBatches, Split
 from normfree.models import Network, build
 from normfree.nn.overlap import overlap_
 from normfree.optim import agc_parameters, clip_grad_agc_, clip_grad_norm_, param_groups
-from normfree.optim.master_weights import MasterWeights, UpdateRule
+from normfree.optim.master_weights import UpdateRule
 from normfree.train.config import TrainConfig
-from normfree.train.engine.forward import apply_precision_, forward_of
+from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.step import TrainStep, cross_entropy
 
 CLASSES, BATCH, LR, DECAY = 5, 8, 0.05, 0.01
 FACTORS = (1.0, 0.5, 0.25)  # of the three steps of an epoch; exact in float32
 MIXED = Augmentation(crop=1, flip=True, mixup=0.7)
 SGD = UpdateRule(momentum=0.9, nesterov=True)
+OPTIONS = ("momentum", "nesterov", "betas", "eps")
 METHODS = ("fixup", "batchnorm", "nf", "wn")
 
 
@@ -60,15 +61,15 @@ def step_of(
     model: nn.Module, feed: Any = None, rule: UpdateRule = SGD, precision: str = "float32", **settings: Any
 ) -> TrainStep:
     """A step of `model` with the groups of its method, ready at the start of epoch 0."""
-    compile = settings.pop("compile", False)
+    compile = settings.get("compile", False)
+    optimizer = {"optimizer": rule.name, **{name: getattr(rule, name) for name in OPTIONS}}
     more = {name: settings.pop(name) for name in ("reduce", "unclipped") if name in settings}
     apply_precision_(model, precision)
     if compile:
         overlap_(model)  # as a run does
     feed = feed_of() if feed is None else feed
-    masters = MasterWeights(model, param_groups(model, lr=LR, weight_decay=DECAY))
-    forward = forward_of(model, compile=compile)
-    step = TrainStep(model, forward, masters, rule, feed, TrainConfig(**settings), compile=compile, **more)
+    groups = param_groups(model, lr=LR, weight_decay=DECAY)
+    step = TrainStep(model, groups, feed, TrainConfig(**optimizer, **settings), **more)
     step.start_epoch(0, (2 * FACTORS)[: feed.steps])
     return step
 

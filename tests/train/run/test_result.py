@@ -13,9 +13,8 @@ from torch import nn
 
 import normfree as nf
 from normfree.train import RunFolder, RunResult, TrainConfig
-from normfree.train.engine.inputs import Score
 from normfree.train.run import run_page as curves
-from normfree.train.run.result import EventLog
+from normfree.train.run.result import EventLog, Score
 from normfree.train.run.run_page import write_curves
 from tiny_images import tiny_images
 

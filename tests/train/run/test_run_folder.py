@@ -240,9 +240,9 @@ def test_run_that_is_moved_before_it_is_locked_is_not_begun_anew(
 ) -> None:
     run, original = begin(tmp_path / "run"), FolderLock.hold
 
-    def move_before(lock: FolderLock) -> Any:
+    def move_before(lock: FolderLock, **options: Any) -> Any:
         (tmp_path / "run").rename(tmp_path / "moved")
-        return original(lock)
+        return original(lock, **options)
 
     monkeypatch.setattr(FolderLock, "hold", move_before)
     with pytest.raises(ValueError, match=r"expected a run to resume in '.*run', found none"), run.hold(resume=True):

@@ -19,12 +19,11 @@ from normfree.data.text.tokens import TokenPairs
 from normfree.methods import names
 from normfree.nn.model_state import eval_mode
 from normfree.nn.sequence import END, PAD, START
-from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.train import RunFolder, RunResult, evaluate_translation
 from normfree.train.data import score, sum_scores
 from normfree.train.engine import loop as engine
 from normfree.train.engine.environment import Processes
-from normfree.train.engine.forward import apply_precision_, forward_of
+from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.step import TrainStep
 from normfree.train.text.text_data import TextData, token_loss, token_sums
 from tiny_text import SIZE, copied, drawn, tiny_pairs, tiny_text, turned
@@ -475,9 +474,8 @@ def token_step(method: str, *, compile: bool, precision: str = "float32", device
     feed = TokenBatches(TokenPairs.of((line, line[::-1]) for line in made), tokens=200, device=device)
     model = nf.build("transformer-2-2-32-64-2", method, num_classes=40, dropout=0.0, generator=draws).to(device).train()
     apply_precision_(model, precision)
-    masters = MasterWeights(model, nf.param_groups(model, lr=1e-3))
-    rule = UpdateRule(name="adam", betas=(0.9, 0.98))
-    step = TrainStep(model, forward_of(model, compile=compile), masters, rule, feed, nf.TrainConfig(), loss=token_loss)
+    config = nf.TrainConfig(optimizer="adam", betas=(0.9, 0.98), compile=compile)
+    step = TrainStep(model, nf.param_groups(model, lr=1e-3), feed, config, loss=token_loss)
     step.start_epoch(0, [1.0] * feed.steps)
     return step
 

@@ -74,7 +74,7 @@ def forward_of(
     compile: bool = False,
     region: int = 1,
     recompute: int = 0,
-    stages: Mapping[nn.Module, Stage] | None = None,
+    stages: Sequence[Stage] = (),
 ) -> Forward:
     """Return the function that training calls in place of the model.
 
@@ -87,7 +87,7 @@ def forward_of(
         region: The number of consecutive blocks in one compiled program.
         recompute: The number of regions per segment that keeps only its input, and that the backward pass computes
             again; 0 keeps all activations. A stage of kernels has its own setting.
-        stages: The stages that run by kernels, by each of their blocks.
+        stages: The stages that run by kernels.
 
     Raises:
         ValueError: If segments are asked for and the model is not a sequence of blocks.
@@ -100,7 +100,8 @@ def forward_of(
                 layer.compile(dynamic=True)
             return model
         return torch.compile(model, dynamic=False, options=_OPTIONS) if compile else model
-    parts = list(_regions(model, region if compile else 1, stages))
+    by_block = {block: stage for stage in stages for block in stage.blocks}
+    parts = list(_regions(model, region if compile else 1, by_block))
     run: Callable[[Region, Tensor], Tensor] = _run
     if compile:
         run = torch.compile(_run, dynamic=False, options=_OPTIONS)

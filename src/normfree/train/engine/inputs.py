@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -171,15 +171,3 @@ class Data(ABC):
     @abstractmethod
     def write_files(self, folder: Path) -> None:
         """Write the files that a run's folder needs besides checkpoints."""
-
-
-class Score(NamedTuple):
-    """The result of an evaluation.
-
-    Attributes:
-        loss: The mean cross-entropy.
-        accuracy: The share of labels that have the highest score.
-    """
-
-    loss: float
-    accuracy: float

@@ -1,5 +1,7 @@
 """What a run shows of itself while it trains: its progress, its page, the signal over depth, a TensorBoard log.
 
+The signal is measured by `normfree.diagnostics.propagate`, and judged by `judge`.
+
 None of it changes a number of the run, and none of it can end the run: what fails is logged once and left out.
 """
 
@@ -10,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -39,18 +41,25 @@ _POINTS = 200  # of the curve of the first epoch while it runs
 class Live:
     """What a run shows; see the module's docstring. `attach` gives it the run.
 
+        with Live("resnet20", True, page=True) as live: ...
+
     Args:
+        model: The name of the model, with which the line of progress begins.
         progress: The line of progress that `fit` was asked for: a function in its place, or whether there is one; None
             for one in a notebook only.
         page: Whether to write the page, and to measure the signal for it.
+        done: The steps that earlier processes of the run have done.
 
     Attributes:
         records: The metrics of the epochs so far.
     """
 
-    def __init__(self, progress: ShowProgress | bool | None, *, page: bool) -> None:
-        self._progress, self._page = in_notebook() if progress is None else progress, page
-        self._line = ExitStack()
+    def __init__(self, model: str, progress: ShowProgress | bool | None, *, page: bool, done: int = 0) -> None:
+        self._page, self._stack, self._in_all = page, ExitStack(), callable(progress)
+        shown = in_notebook() if progress is None else progress
+        if not callable(shown):  # before the data and the model are there, which may take long
+            shown = self._stack.enter_context(training_progress(model, done=done, show=shown))
+        self._progress: ShowProgress = shown
         self.records: list[Mapping[str, Any]] = []
         self._signals: list[Mapping[str, Any]] = []
         self._now: Mapping[str, Any] = {}  # the content of progress.json
@@ -59,21 +68,24 @@ class Live:
         self._written_at = self._page_at = self._signal_at = -math.inf
         self._page_seconds = self._signal_seconds = 0.0  # of the last page, and of the last signal
         self._began, self._first = time.perf_counter(), 0
-        self._monitor: Any = None
         self._failed: set[str] = set()
         self._curve: list[dict[str, Any]] = []  # of the first epoch
 
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End the line of progress, and close the TensorBoard log."""
+        self._stack.__exit__(*error)
+
     def attach(self, setup: TrainSetup) -> None:
-        """Begin the line of progress of a run; only the process that has the folder of the run writes files."""
+        """Take the run to show; only the process that has the folder of the run writes files."""
         self._setup, self._folder = setup, setup.folder
-        if not callable(self._progress):
-            shown = self._progress and setup.processes.first
-            self._progress = self._line.enter_context(training_progress(setup.config.model, show=shown))
 
     def open_log(self, done: int) -> None:
         """Open the TensorBoard log, if the run has one, after `done` steps."""
         if self._setup.config.tensorboard and self._folder is not None:
-            self._events = EventLog(self._folder.place, done=done)
+            self._events = self._stack.enter_context(closing(EventLog(self._folder.place, done=done)))
 
     def start(self, done: int) -> None:
         """Begin after `done` steps: measure the signal of a new run, and write the first page."""
@@ -102,7 +114,7 @@ class Live:
             seconds: How long it has taken, over all processes that resumed it.
             line: Whether to show it in the line of progress; an error of the caller's own function ends the run.
         """
-        if line and callable(self._progress):
+        if line and (self._in_all or self._setup.processes.first):  # all processes call a function of the caller
             self._progress(now)
         moment = time.perf_counter()
         if self._folder is None or moment - self._written_at < _FILE_SECONDS:
@@ -156,12 +168,6 @@ class Live:
             (self._folder.place / PROGRESS).unlink(missing_ok=True)
         self._write_page(ended=True)
 
-    def close(self) -> None:
-        """End the line of progress, and close the TensorBoard log."""
-        self._line.close()
-        if self._events is not None:
-            self._events.close()
-
     def _signal_is_cheap(self) -> bool:
         return self._signal_seconds <= _SHARE * (time.perf_counter() - self._signal_at)
 
@@ -174,17 +180,22 @@ class Live:
         if not (self._page and config.measure_signal and plain and residual):
             return
         with self._careful("signal"):
-            if self._monitor is None:
-                from normfree.diagnostics import Monitor  # imported here because a run without a page needs none
+            from normfree.diagnostics import judge, propagate  # imported here because a run without a page needs none
 
-                self._monitor = Monitor(setup.model, plan=setup.plan)
             began = time.perf_counter()
-            inputs = setup.data.example(setup.config, _EXAMPLES)
-            found = self._monitor.measure(tuple(x.to(setup.device) for x in inputs))
-            self._monitor.moments.clear()
-            both = {"forward": found.verdict.forward, "backward": found.verdict.backward}
-            totals = {f"{name}_in_all": direction.total for name, direction in both.items()}
-            line = {**found.to_json(), **totals, "step": step, "epoch": epoch}
+            inputs = tuple(x.to(setup.device) for x in setup.data.example(config, _EXAMPLES))
+            signal = propagate(setup.model, inputs, plan=setup.plan)
+            verdict = judge(signal)
+            line = {
+                "step": step,
+                "epoch": epoch,
+                "status": verdict.status,
+                "sentence": verdict.sentence,
+                "forward": signal.series("sum"),
+                "backward": signal.series("sum_gradient"),
+                "forward_in_all": verdict.forward.total,
+                "backward_in_all": verdict.backward.total,
+            }
             self._signals.append(line)
             self._append(SIGNAL, json.dumps(to_json_values(line), allow_nan=False) + "\n")
             self._signal_at = time.perf_counter()

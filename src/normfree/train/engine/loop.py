@@ -22,13 +22,12 @@ from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import UntilSignal
 from normfree.train.engine.environment import LaunchQueue, Throughput
-from normfree.train.engine.inputs import EvalBatches, Score
+from normfree.train.engine.inputs import EvalBatches
 from normfree.train.engine.live import Live, ShowProgress
 from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.run import checkpoint
-from normfree.train.run.result import RunResult, Snapshot
+from normfree.train.run.result import RunResult, RunStatus, Score, Snapshot
 from normfree.train.run.run_folder import RunFolder
-from normfree.train.run.run_list import RunStatus
 from normfree.train.run.run_page import write_curves
 
 if TYPE_CHECKING:
@@ -87,8 +86,11 @@ def fit(
         ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
         OSError: If the folder cannot be written.
     """
-    live = Live(progress, page=picture)
-    with open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup:
+    done = (RunFolder(out).saved_step or 0) if resume and out is not None else 0
+    with (
+        Live(config.model, progress, page=picture, done=done) as live,
+        open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup,
+    ):
         return Trainer(setup, live, on_epoch).run(resume=resume, command=command, picture=picture)
 
 
@@ -169,7 +171,6 @@ class Trainer:
         finally:
             if self._writer is not None:
                 self._writer.close()
-            self._live.close()
 
     def _train(self) -> RunStatus:
         """Train all steps that are left, epoch by epoch; return how that ended."""

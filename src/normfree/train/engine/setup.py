@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from normfree.data import ImageSet
 from normfree.errors import require_package
 from normfree.models import BaseModel
+from normfree.models.base import every_module
 from normfree.models.registry import is_foreign
-from normfree.nn.devices import LARGE, device_of, require_memory, require_room_for_activations
+from normfree.nn.devices import LARGE, device_of, explained_shortage, require_memory, require_room_for_activations
 from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
 from normfree.optim import agc_parameters, param_groups
-from normfree.optim.master_weights import MasterWeights, UpdateRule
-from normfree.plan import ResidualPlan
+from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data import AS_BUILT, as_data, explained_worker_end, mean_score, open_data, sum_scores
 from normfree.train.engine.environment import (
@@ -36,10 +36,11 @@ from normfree.train.engine.environment import (
     seeded_generators,
     torch_settings,
 )
-from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data, Score
-from normfree.train.engine.stages import StageChoice, choose_stages, every_module
+from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
+from normfree.train.engine.inputs import Data
+from normfree.train.engine.stages import Stage, prepare_stages
 from normfree.train.engine.step import TrainStep
+from normfree.train.run.result import Score
 from normfree.train.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class TrainSetup:
         model: nn.Module,
         plan: ResidualPlan | None,
         data: Data,
-        choice: StageChoice,
+        stages: Sequence[Stage],
         device: torch.device,
         processes: Processes,
         seed_generators: Callable[..., None],
@@ -80,10 +81,13 @@ class TrainSetup:
             model.to(device)
             named = dict(model.named_parameters())
             originals |= {name: p.detach() for name, p in named.items()}
-            dtype = apply_precision_(model, config.precision)
-            _keep_precise_(named, choice, originals)
-            _require_precision(model, config, data, device=device, dtype=dtype)
+            dtype = torch.float32
+            if config.precision != "float32":
+                dtype = apply_precision_(model, config.precision)
+                _keep_precise_(named, stages, originals)
+                _require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:
+                cleanup.callback(uncompile_, model)
                 overlap_(model)
                 cleanup.callback(overlap_, model, False)
             self.inputs = data.inputs(config, device=device, dtype=dtype, processes=processes)
@@ -92,20 +96,20 @@ class TrainSetup:
                 sync_batch_norms_(model, processes.sum_, processes.world)
                 cleanup.callback(unsync_batch_norms_, model)
             self.parameters = sum(p.numel() for p in named.values())
-            masters = MasterWeights(
+            self.step = TrainStep(
                 model,
                 parameter_groups(model, config, plan),
-                channels_last=bool(config.channels_last),
+                self.inputs.feed,
+                config,
                 originals=originals,
-                stacks=[stack for stage in choice.stages for stack in stage.stacks()],
+                unclipped=classifier_parameters(model, plan) if config.clip == "agc" else (),
+                loss=self.inputs.loss,
+                reduce=processes.average_ if processes.world > 1 else None,
+                stages=stages,
             )
-            cleanup.callback(masters.release_)
+            cleanup.callback(self.step.masters.release_)
             originals.clear()  # the masters have them
-            stacks = iter(masters.stacks)
-            for stage in choice.stages:
-                stage.attach_([next(stacks) for _ in stage.stacks()], compile=bool(config.compile))
-            self.step = self._make_step(masters, choice)
-            self._evaluate = self._forward_of(choice) if choice.stages else None
+            self._evaluate = forward_of(model, stages=stages) if stages else None
             self.cleanup = cleanup.pop_all()
 
     @property
@@ -117,32 +121,6 @@ class TrainSetup:
         """Return the factor of the learning rates in each step of an epoch, counted from 0."""
         steps, first = self.epoch_steps, epoch * self.epoch_steps
         return [self._schedule.factor(first + i, steps, self.config.epochs) for i in range(steps)]
-
-    def _forward_of(self, choice: StageChoice, **settings: Any) -> Forward:
-        stages = {block: stage for stage in choice.stages for block in stage.blocks}
-        return forward_of(self.model, stages=stages, **settings)
-
-    def _make_step(self, masters: MasterWeights, choice: StageChoice) -> TrainStep:
-        config = self.config
-        return TrainStep(
-            self.model,
-            self._forward_of(choice, compile=bool(config.compile), region=config.region, recompute=config.recompute),
-            masters,
-            UpdateRule(
-                name=config.optimizer,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                betas=config.betas,
-                eps=config.eps,
-            ),
-            self.inputs.feed,
-            config,
-            unclipped=classifier_parameters(self.model, self.plan) if config.clip == "agc" else (),
-            loss=self.inputs.loss,
-            reduce=self.processes.average_ if self.processes.world > 1 else None,
-            stages=choice.stages,
-            compile=bool(config.compile),
-        )
 
     def score(self, batches: Iterable[Any]) -> Score:
         """Score the model, with its stages by kernels if it trains so."""
@@ -185,7 +163,9 @@ def open_run(
     if config.tensorboard:
         require_package("tensorboard", "tensorboard=true")
     with ExitStack() as stack:
-        stack.enter_context(explained_shortage(config))
+        what = f"'{config.model}' with batches of {config.batch_size:,}"
+        remedy = "use a smaller batch_size, more micro-batches (accumulate) or recompute=1"
+        stack.enter_context(explained_shortage(what, remedy))
         stack.enter_context(explained_worker_end())
         processes = stack.enter_context(join_processes(device))
         stop = stack.enter_context(Stop())
@@ -207,6 +187,8 @@ def open_run(
             )
             setup = stack.enter_context(prepared)
         setup.folder, setup.stop, setup.started = folder, stop, started
+        for warning in config.warnings(config.epochs * setup.epoch_steps):
+            _log.info(warning)
         yield setup
 
 
@@ -253,16 +235,15 @@ def prepare_training(
         images = config.batch_size // config.accumulate // processes.world
         require_room_for_weights(trained, config, device)
         require_room_for_micro_batch(trained, config, opened, device, images)
-        choice = choose_stages(trained, config, device, images)
-        for stage in choice.stages:
-            stage.prepare(device, images)
-        _log.log(logging.INFO if device.type == "cuda" else logging.DEBUG, choice.explain())
-        config = config.with_changes(kernels="stage" if choice.stages else "compiled")
-        if left_open and choice.stages and branches >= DEEP:
+        stages: Sequence[Stage] = ()
+        if device.type == "cuda" or config.kernels == "stage":
+            stages = prepare_stages(trained, config, device, images)
+        config = config.with_changes(kernels="stage" if stages else "compiled")
+        if left_open and stages and branches >= DEEP:
             config = config.with_changes(compile=False)  # compiling the rest of a deep network takes too long
     with torch_settings(device, config):
         with collector_paused():
-            setup = TrainSetup(config, trained, plan, opened, choice, device, processes, seed_generators)
+            setup = TrainSetup(config, trained, plan, opened, stages, device, processes, seed_generators)
         try:
             with objects_frozen():
                 yield setup
@@ -295,7 +276,8 @@ def parameter_groups(model: nn.Module, config: TrainConfig, plan: ResidualPlan |
     """Return the parameter groups of the model's method; a model without a method has one group."""
     rates: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if isinstance(model, BaseModel):
-        return param_groups(model, **rates)
+        own: dict[str, Any] = {} if kept_plan(model) else {"method": model.method, "plan": model.plan}
+        return param_groups(model, **own, **rates)
     if plan is not None and config.method != AS_BUILT:
         return param_groups(model, method=config.method, plan=plan, **rates)
     return [{"name": "weights", "params": list(model.parameters()), **rates}]
@@ -321,7 +303,7 @@ def _require_precision(
     model: nn.Module, config: TrainConfig, data: Data, *, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Raise `ValueError` if a third-party model cannot compute in the precision of the configuration."""
-    if isinstance(model, BaseModel) or config.precision == "float32":
+    if isinstance(model, BaseModel):
         return
     inputs = [x.to(device, dtype if x.is_floating_point() else None) for x in data.example(config, 2)]
     try:
@@ -334,40 +316,24 @@ def _require_precision(
         ) from error
 
 
-def _keep_precise_(named: Mapping[str, nn.Parameter], choice: StageChoice, originals: Mapping[str, Tensor]) -> None:
+def _keep_precise_(named: Mapping[str, nn.Parameter], stages: Sequence[Stage], originals: Mapping[str, Tensor]) -> None:
     """Give the blocks that run by kernels their unrounded parameters again: the kernels round them themselves."""
-    kept = {id(parameter) for stage in choice.stages for parameter in stage.parameters()}
+    kept = {id(parameter) for stage in stages for parameter in stage.parameters()}
     for name, parameter in named.items() if kept else ():
         if id(parameter) in kept:
             parameter.data = originals[name]
 
 
 def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
-    """Undo compilation and reduced precision, restore rounded parameters, and set evaluation mode."""
+    """Undo reduced precision, restore rounded parameters, and set evaluation mode."""
     for name, parameter in model.named_parameters():
         if name in originals:
             parameter.data = originals[name]
-    uncompile_(model)
     reset_precision_(model)
     model.eval()
 
 
 # Room in the memory: a run that does not fit is refused before it fills the memory
-
-
-@contextmanager
-def explained_shortage(config: TrainConfig) -> Iterator[None]:
-    """Turn an error of torch for lack of memory into one sentence."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:  # torch has a class of its own for a GPU only
-        short = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not short and "allocate memory" not in str(error) and "enough memory" not in str(error):
-            raise
-        raise ValueError(
-            f"expected '{config.model}' with batches of {config.batch_size:,} to fit into the memory, but it ran out; "
-            "use a smaller batch_size, more micro-batches (accumulate) or recompute=1"
-        ) from error
 
 
 def require_room_for_batch(config: TrainConfig, data: Data, device: torch.device, world: int) -> None:

@@ -7,6 +7,7 @@ vector (`MasterWeights.stacks`), so a step copies nothing per layer.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 from normfree.kernels import NEUTRAL, SCALARS, Form, prepare, stage, why_not
 from normfree.kernels.tiling import why_not_shape
 from normfree.models import Network
+from normfree.models.base import every_module
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import stacked_weight, weight_kind
 from normfree.train.config import TrainConfig
 
+_log = logging.getLogger("normfree.train")
 KEPT_BYTES = 8 * 2**30
 """Activations above this size are not all kept: the backward pass computes the inner ones again."""
 
@@ -91,14 +94,6 @@ def read_block(block: nn.Module) -> BlockParts:
     if any(part._forward_hooks or part._forward_pre_hooks for part in every_module(block)):
         raise NoStageError("its blocks have forward hooks")
     return BlockParts("pre" if pre else "post" if post else "linear", (first, second), scalars)
-
-
-def every_module(module: nn.Module) -> Iterator[nn.Module]:
-    """Iterate over a module and all modules inside it; `modules()` is slow for thousands of blocks."""
-    yield module
-    for child in module._modules.values():
-        if child is not None:
-            yield from every_module(child)
 
 
 def _leaves(module: nn.Module) -> list[nn.Module]:
@@ -250,6 +245,15 @@ class StageChoice:
         again = ", inner activations computed again" if self.stages[0].recompute else ""
         rest = f"compiled where {why}" if why else "compiled for the blocks that change the shape"
         return f"kernels: stage for {shapes}{again}; {rest}"
+
+
+def prepare_stages(model: nn.Module, config: TrainConfig, device: torch.device, images: int) -> tuple[Stage, ...]:
+    """Choose the stages, begin to compile their kernels, and log which path runs; see `choose_stages`."""
+    choice = choose_stages(model, config, device, images)
+    for chosen in choice.stages:
+        chosen.prepare(device, images)
+    _log.log(logging.INFO if device.type == "cuda" else logging.DEBUG, choice.explain())
+    return choice.stages
 
 
 def choose_stages(model: nn.Module, config: TrainConfig, device: torch.device, images: int) -> StageChoice:

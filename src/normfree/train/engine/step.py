@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from normfree.nn.scalars import with_dimension
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.train.config import TrainConfig
-from normfree.train.engine.forward import Forward
+from normfree.train.engine.forward import Forward, forward_of
 from normfree.train.engine.inputs import Feed, Loss, ShapedFeed
 from normfree.train.engine.stages import Stage
 
@@ -108,38 +108,59 @@ class TrainStep:
 
     Args:
         model: The model.
-        forward: The function that is called in place of the model; see `forward_of`.
-        masters: The parameters and the gradient as vectors.
-        rule: The update rule of the optimizer.
+        groups: The parameter groups of `param_groups`.
         feed: The training batches.
-        config: The settings, of which the step reads `label_smoothing`, `accumulate`, `clip`, `clip_at`, `ema` and
-            `loss_limit`.
+        config: The settings; those of the data, the schedule and the run are not read.
+        originals: Unrounded values of parameters that were converted to half precision, by name.
         unclipped: The classifier's parameters, which adaptive clipping leaves alone.
         loss: The loss that is minimized.
         reduce: Averages a tensor over all processes in place; None for one process.
-        stages: The stages that run by kernels, which read the fixed scalars again after a restoration.
-        compile: Whether to compile the update and the construction of batches.
+        stages: The stages that run by kernels.
+
+    Attributes:
+        masters: The parameters and the gradient as vectors.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        forward: Forward,
-        masters: MasterWeights,
-        rule: UpdateRule,
+        groups: Sequence[Mapping[str, Any]],
         feed: Feed | ShapedFeed,
         config: TrainConfig,
         *,
+        originals: Mapping[str, Tensor] | None = None,
         unclipped: Collection[str] = (),
         loss: Loss = image_loss,
         reduce: Callable[[Tensor], None] | None = None,
         stages: Sequence[Stage] = (),
-        compile: bool = False,
     ) -> None:
-        self.model, self.masters, self.config, self.rule = model, masters, config, rule
-        self._forward, self._loss, self._reduce, self._stages = forward, loss, reduce, stages
-        self.feed: ShapedFeed = feed if isinstance(feed, ShapedFeed) else OneShapeFeed(feed, compile=compile)
-        self._compiled, self._update = compile, torch.compile(rule.update_, dynamic=False) if compile else rule.update_
+        self.model, self.config = model, config
+        self._loss, self._reduce, self._stages = loss, reduce, stages
+        self._compiled = bool(config.compile)
+        self._forward: Forward = model
+        if self._compiled or config.recompute or stages:
+            self._forward = forward_of(
+                model, compile=self._compiled, region=config.region, recompute=config.recompute, stages=stages
+            )
+        self.masters = masters = MasterWeights(
+            model,
+            groups,
+            channels_last=bool(config.channels_last),
+            originals=originals,
+            stacks=[stack for stage in stages for stack in stage.stacks()],
+        )
+        stacks = iter(masters.stacks)
+        for stage in stages:
+            stage.attach_([next(stacks) for _ in stage.stacks()], compile=self._compiled)
+        self.feed: ShapedFeed = feed if isinstance(feed, ShapedFeed) else OneShapeFeed(feed, compile=self._compiled)
+        rule = UpdateRule(
+            name=config.optimizer,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            betas=config.betas,
+            eps=config.eps,
+        )
+        self._update = torch.compile(rule.update_, dynamic=False) if self._compiled else rule.update_
         self._clipped = [name for name in masters.parameters if name not in unclipped]
         device = masters.values.device
         self.number = torch.zeros((), dtype=torch.int64, device=device)
@@ -192,7 +213,7 @@ class TrainStep:
         for i, part in enumerate(_micro_batches(batch, config.accumulate)):
             loss, accuracy = self._loss(self._forward, part, config.label_smoothing)
             loss = loss / config.accumulate
-            with overlapping(masters.values.device):
+            with overlapping(masters.values.device) if self._compiled else nullcontext():
                 loss.backward()
             masters.gather_gradients_(add=i > 0)
             losses.append(loss.detach())

@@ -36,8 +36,9 @@ from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import FOLDER, explained_worker_end, is_text, open_data, score
 from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
-from normfree.train.engine.inputs import Data, Score
+from normfree.train.engine.inputs import Data
 from normfree.train.run import checkpoint
+from normfree.train.run.result import Score
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.text.generation import Bleu
 

@@ -1,4 +1,4 @@
-"""The progress of a run, its result and its TensorBoard log."""
+"""The progress of a run, its scores, its result and its TensorBoard log; without torch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,41 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from normfree.errors import missing_package
 from normfree.report.tables import notebook_html
 from normfree.report.terminal import duration, percent
 from normfree.train.config import TrainConfig
-from normfree.train.engine.inputs import Score
-from normfree.train.run.run_list import RunStatus
-from normfree.train.run.run_page import is_guess
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from normfree.train.text.generation import Bleu
+
+RunStatus = Literal["finished", "interrupted", "diverged"]
+_GUESS = 0.995  # a loss above this share of a random guess's is a guess; a network that learns is soon below it
+
+
+class Score(NamedTuple):
+    """The result of an evaluation.
+
+    Attributes:
+        loss: The mean cross-entropy.
+        accuracy: The share of labels that have the highest score.
+    """
+
+    loss: float
+    accuracy: float
+
+
+def is_guess(loss: float, accuracy: float, classes: int, unit: str) -> bool:
+    """Whether a score is no better than a guess: by its loss, and for images by its accuracy too.
+
+    The accuracy on tokens says little: a model that always predicts the most frequent token is often right.
+    """
+    by_chance = min(2 / classes, 0.1 + 0.9 / classes)  # of two classes 55 %, of ten 19 %
+    return loss > _GUESS * math.log(classes) and (unit == "tokens" or accuracy <= by_chance)
 
 
 class Snapshot(NamedTuple):

@@ -43,7 +43,8 @@ from normfree.plan import ResidualPlan
 from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
-from normfree.train.run.run_list import CONFIG, METRICS, RESULT, RunStatus, read_lines, read_result
+from normfree.train.run.result import RunStatus
+from normfree.train.run.run_list import CONFIG, METRICS, RESULT, read_lines, read_result
 
 _log = logging.getLogger("normfree.train")
 
@@ -143,11 +144,9 @@ class RunFolder:
         if resume:
             self._require_run()
         else:
-            with explain_os_errors("the run's folder", self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
             self._require_own_files()
         self._lock = FolderLock(self.path)
-        with self._lock.hold():
+        with self._lock.hold(make=not resume):
             if resume:
                 self._require_run()  # it may have been moved just before
             if self.has_begun and not resume and not overwrite:
@@ -170,18 +169,21 @@ class RunFolder:
 
     def _require_own_files(self) -> None:
         """Raise `ValueError` if no run of normfree is in the folder, but other files with names that a run replaces."""
-        names = (*_REPLACED, self.result_path.name, "tensorboard")
+        if checkpoint.latest(self.path) is not None:
+            return
+        names = (*_REPLACED, RESULT, "tensorboard")
         checkpoints = (path for path in self.path.glob("checkpoint-*") if checkpoint.step_of(path) >= 0)
         found = [path for path in (*(self.path / name for name in names), *checkpoints) if os.path.lexists(path)]
-        ours = not found or has_checksum(self.config_path) or checkpoint.latest(self.path) is not None
-        if not ours and (self.path / "lock").is_file():  # it ended before its first step, or is of an earlier release
+        if not found or has_checksum(self.config_path):
+            return
+        if (self.path / "lock").is_file():  # it ended before its first step, or is of an earlier release
             with suppress(ValueError, OSError):
-                ours = not self.config_path.exists() or bool(self.read_config())
-        if not ours:
-            raise ValueError(
-                f"expected a folder of its own for the run, but '{found[0]}' is not of a run and would be replaced; "
-                "move it, or choose another folder"
-            )
+                if not self.config_path.exists() or self.read_config():
+                    return
+        raise ValueError(
+            f"expected a folder of its own for the run, but '{found[0]}' is not of a run and would be replaced; "
+            "move it, or choose another folder"
+        )
 
     def require_held(self) -> None:
         """Raise `ValueError` if the folder was moved, removed or replaced since `hold`; every write asks first."""
@@ -198,7 +200,7 @@ class RunFolder:
         self.require_held()
         self._close()
         with explain_os_errors("the run's folder", self.path):
-            (self.place / self.result_path.name).unlink(missing_ok=True)
+            (self.place / RESULT).unlink(missing_ok=True)
             for saved in checkpoint.newest_first(self.place):
                 checkpoint.remove(saved)
             shutil.rmtree(self.place / "tensorboard", ignore_errors=True)
@@ -208,13 +210,13 @@ class RunFolder:
     def remove_result(self) -> None:
         """Remove the result of a run that is trained further."""
         self.require_held()
-        (self.place / self.result_path.name).unlink(missing_ok=True)
+        (self.place / RESULT).unlink(missing_ok=True)
 
     def write_config(self, text: str, plan: ResidualPlan | None = None, *, source: str = "") -> None:
         """Write the configuration as TOML, and the plan of a model that was converted from `source`."""
         self.require_held()
         with explain_os_errors("the configuration", self.config_path):
-            write_sealed_text(self.place / self.config_path.name, text)
+            write_sealed_text(self.place / CONFIG, text)
         if plan is not None and plan.changes is not None:
             from normfree.conversion.saving import PLAN, describe  # imported here because few models are converted
 
@@ -297,7 +299,7 @@ class RunFolder:
         line = json.dumps(to_json_values(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         with explain_os_errors("the metrics", self.metrics_path):
             if self._metrics is None:
-                self._metrics = FileIO(self.place / self.metrics_path.name, "a")
+                self._metrics = FileIO(self.place / METRICS, "a")
             end = self._metrics.seek(0, 2)
             try:
                 while line:  # a nearly full disk takes a part at first
@@ -314,8 +316,8 @@ class RunFolder:
         self._close()  # its file is about to be replaced
         kept = [raw for raw, record in read_lines(self.metrics_path) if record["step"] <= step]
         if (listed := self._listed_metrics()) is not None and sum(len(raw) + 1 for raw in kept) < listed.size:
-            (self.place / self.result_path.name).unlink()  # it lists metrics that are now cut
-        place = self.place / self.metrics_path.name
+            (self.place / RESULT).unlink()  # it lists metrics that are now cut
+        place = self.place / METRICS
         with explain_os_errors("the metrics", self.metrics_path), atomic_path(place) as temporary:
             temporary.write_bytes(b"".join(raw + b"\n" for raw in kept))
 
@@ -339,7 +341,7 @@ class RunFolder:
         with explain_os_errors("the result", self.result_path):
             files = list_checksums({path.name: path for path in (self.metrics_path,) if path.exists()})
             written = {**without_folders({**result, **origin(device)}), "files": files}
-            write_sealed_json(self.place / self.result_path.name, written)
+            write_sealed_json(self.place / RESULT, written)
         return written
 
     def write_translations(self, lines: Iterable[str]) -> None:
@@ -372,8 +374,7 @@ class RunFolder:
     def _listed_metrics(self) -> Checksum | None:
         """Return the checksum of the metrics in result.json; None if there is no result, or one of before."""
         files = self.read_result().get("files") if self.result_path.exists() else None
-        name = self.metrics_path.name
-        return Checksum.from_json(files[name]) if isinstance(files, dict) and name in files else None
+        return Checksum.from_json(files[METRICS]) if isinstance(files, dict) and METRICS in files else None
 
     def read_result(self) -> dict[str, Any]:
         """Return the content of result.json.

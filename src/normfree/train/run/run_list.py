@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from urllib.parse import quote
 
 from normfree.checksums import (
@@ -32,6 +32,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Column, Link, Rating, Table, compact
 from normfree.report.terminal import duration, percent
 from normfree.train.config import TrainConfig
+from normfree.train.run.result import RunStatus
 from normfree.train.run.run_page import (
     PAGE,
     REFRESH,
@@ -45,7 +46,6 @@ from normfree.train.settings import parse_toml
 
 CONFIG, METRICS, RESULT, PROGRESS, LOCK = "config.toml", "metrics.jsonl", "result.json", "progress.json", "lock"
 _END = 1 << 16  # bytes at the end of the metrics in which the last record is looked for; a record has a few hundred
-RunStatus = Literal["finished", "interrupted", "diverged"]
 # The kinds of the values that are read from a result, which may be forged; a number may be "nan".
 _KINDS: dict[str, Any] = {"status": str, "seconds": int | float | str, "config": dict, "files": dict}
 _SCORE_KINDS: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "score"), int | float | str)

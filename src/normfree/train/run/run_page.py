@@ -14,9 +14,9 @@ from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Rating, Table, compact
 from normfree.report.terminal import duration, percent
+from normfree.train.run.result import is_guess
 
 PAGE, SIGNAL = "page.html", "signal.jsonl"  # in the folder of a run
-_GUESS = 0.995  # a loss above this share of a random guess's is a guess; a network that learns is soon below it
 REFRESH = 5  # seconds after which the page of a run that trains loads itself again
 _SIGNALS = 5  # measurements of the signal on a page, the first and the last among them
 # The keys of a record by the name of their curve. A record has an `epoch`; any other key may be missing.
@@ -196,15 +196,6 @@ def _judged(run: WatchedRun) -> tuple[str, tuple[float, float]]:
         if found is not None:
             return name, found
     return "training", tuple(math.nan if value is None else value for value in (run.loss, run.accuracy))  # type: ignore[return-value]
-
-
-def is_guess(loss: float, accuracy: float, classes: int, unit: str) -> bool:
-    """Whether a score is no better than a guess: by its loss, and for images by its accuracy too.
-
-    The accuracy on tokens says little: a model that always predicts the most frequent token is often right.
-    """
-    by_chance = min(2 / classes, 0.1 + 0.9 / classes)  # of two classes 55 %, of ten 19 %
-    return loss > _GUESS * math.log(classes) and (unit == "tokens" or accuracy <= by_chance)
 
 
 # The curves of a run
