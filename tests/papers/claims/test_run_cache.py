@@ -288,11 +288,15 @@ def test_train_reads_what_has_ended(tmp_path: Path, fitted: list[TrainConfig]) -
     assert len(fitted) == 1
 
 
-@pytest.mark.parametrize("model", ["wrn-202-1", "resnet200", "mlp-170-16", "cnn-170-8"])
-def test_size_of_a_deep_network_follows_from_shallow_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    extrapolated = place._size.__wrapped__(model, "fixup", None)
+@pytest.mark.parametrize(
+    ("model", "method"), [("wrn-202-1", "fixup"), ("resnet200", "fixup"), ("mlp-170-16", "wn"), ("cnn-170-8", "wn")]
+)
+def test_size_of_a_deep_network_follows_from_shallow_ones(
+    model: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extrapolated = place._size.__wrapped__(model, method, None)
     monkeypatch.setattr(place, "_DEEP", 1000)
-    assert extrapolated == pytest.approx(place._size.__wrapped__(model, "fixup", None), rel=1e-12)
+    assert extrapolated == pytest.approx(place._size.__wrapped__(model, method, None), rel=1e-12)
 
 
 def test_seconds_grow_with_depth_epochs_and_images() -> None:
