@@ -170,6 +170,10 @@ def test_probabilities_of_rare_classes_are_no_gates() -> None:
     nn.init.constant_(model[2].bias, -7.0)
     rare = (torch.rand(24, 10) < 0.001).float()
     assert causes(model, X, rare, F.binary_cross_entropy) == []
+    with torch.no_grad():
+        model[2].bias.zero_()
+        model[2].weight.mul_(500.0)
+    assert ("saturated sigmoid", "2") in causes(model, X, rare, F.binary_cross_entropy)
 
 
 class Experts(nn.Module):

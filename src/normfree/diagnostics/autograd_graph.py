@@ -40,6 +40,7 @@ EPSILON = "epsilon too large"
 ROOTS = {
     "Rsqrt": "result", "Sqrt": "result", "LinalgVectorNorm": "result", "Std": "result", "Div": "other", "Pow": "self",
 }  # fmt: skip
+RARE = 0.05  # an output may be the probability of something rarer, and is no shut gate
 PADDED = 16  # samples whose padding is looked at
 CONDITIONS = (
     "softmax over the wrong axis", "attention masked out", "mask of the wrong side", "padding attended to",
@@ -152,10 +153,11 @@ class GraphReader:
         elif kind in ("Mm", "Addmm", "Bmm", "Convolution", "Linear"):
             self._read_product(node, kind)
         elif kind in ("Tanh", "Sigmoid"):
-            if node not in self.ends and (result := saved_tensor(node, "result")) is not None:
+            if (result := saved_tensor(node, "result")) is not None:
                 y = sample_values(result)
                 slope = 1 - y.square() if kind == "Tanh" else 4 * y * (1 - y)
-                self._note("openness", node, slope.square().mean(), y.mean(), detail=kind.lower())
+                least = RARE if kind == "Sigmoid" and node in self.ends else -1.0
+                self._note("openness", node, slope.square().mean(), y.mean().clamp_min(least), detail=kind.lower())
         elif kind == "Softmax":
             if (result := saved_tensor(node, "result")) is not None:
                 self._read_softmax(node, result)

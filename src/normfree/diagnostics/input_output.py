@@ -243,7 +243,7 @@ def check_scores(output: Tensor | None, targets: Any, graph: GraphFacts) -> Iter
         return
     flat = output.dim() == 2 or (isinstance(targets, Tensor) and targets.shape == output.shape[:-1])
     layer = first_function(output.grad_fn, RESHAPES)
-    shape = layer._input_metadata[0].shape if layer is not None and layer is not output.grad_fn else ()
+    shape: tuple[int, ...] = layer._input_metadata[0].shape if layer is not None and layer is not output.grad_fn else ()
     channels = function_name(layer) == "Convolution" or function_name(layer).startswith("Upsample")
     if flat and channels and len(shape) > 2 and shape[1] == output.shape[-1] and math.prod(shape[2:]) > 1:
         yield Fact("classes mixed with positions", graph.output_place)
