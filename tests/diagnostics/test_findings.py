@@ -46,6 +46,9 @@ def test_example_prints_its_row(names: dict[str, Any], printed: str, code: str, 
 def test_sound_networks_of_the_definitions_have_no_finding(names: dict[str, Any]) -> None:
     """The control: the same networks without a fault."""
     sound = ["net(), x, y", "Blocks(), x", "Reader(), words", "Pool(1), words", "Pool(None), words", "Attend(), words"]
+    sound += ["Cosines(16.0), x, y", "Padded(False), padded", "Routed(), x"]
+    rows = "Call(lambda z: z.movedim(1, -1).reshape(-1, 10))"
+    sound += [f"nn.Sequential(nn.Conv2d(3, 10, 1), {rows}), images, torch.arange(1024) % 10"]
     sound += ["Next(causal=True), words, words.roll(-1, 1), by_token"]
     sound += ["Recurrent(1.0), torch.randn(16, 30, 32)", "PostNorm(4), torch.randn(16, 8, 32)"]
     for code in sound:

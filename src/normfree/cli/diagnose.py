@@ -137,7 +137,7 @@ def _check_widths(
             "expected a model with {} in place of its width, two or more --widths and one --method, as in: normfree "
             f"diagnose 'resmlp-8-{{}}' --widths 32,64,128 -m he_in; got '{model}' and '{widths}'"
         )
-    from normfree.diagnostics.coordinates import coordinate_check
+    from normfree.diagnostics.width_check import coordinate_check
     from normfree.files import to_json_values
     from normfree.models.named_models import build_by_name, random_inputs
     from normfree.report.tables import print_table

@@ -18,7 +18,6 @@ Read the files of a diagnosis in this order; each calls later ones only:
 """
 
 from normfree.diagnostics.bounds import gradient_bounds
-from normfree.diagnostics.coordinates import CoordinateCheck, coordinate_check
 from normfree.diagnostics.curvature import top_eigenvalue
 from normfree.diagnostics.diagnosis import Diagnosis, diagnose
 from normfree.diagnostics.monitor import Monitor
@@ -26,6 +25,7 @@ from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.signals import Signal
 from normfree.diagnostics.updates import measure_updates
 from normfree.diagnostics.verdict import Verdict, judge
+from normfree.diagnostics.width_check import CoordinateCheck, coordinate_check
 
 __all__ = [
     "CoordinateCheck",

@@ -16,29 +16,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.moments import concatenate
+from normfree.diagnostics.moments import MOST_SAMPLES, concatenate, sample_values
 from normfree.diagnostics.signals import Fact, GraphFacts
 from normfree.graph.observer import ACTIVATIONS
 from normfree.nn.model_state import ModelParts
 from normfree.nn.sharding import is_sharded
 
 MOST_NODES = 50_000  # that are walked through
-MOST_SAMPLES = 4096  # numbers of a tensor that are looked at
 SWAMPED = 1e-3  # variance over epsilon, about the variance that a normalizer then returns
 NEAR = 64  # nodes in which the layer before a function is searched
+ROOT_NEAR = 8  # nodes in which the precision of the numbers under a root is searched
 VIEWS = (
     "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Permute", "Clone", "Select", "Slice", "T",
-    "ToCopy", "Alias", "AsStrided", "Flatten",
+    "ToCopy", "Alias", "AsStrided", "Flatten", "ReshapeAlias",
 )  # fmt: skip
 NORMALIZERS = ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm")
-PRODUCTS = ("Bmm", "BAddBmm")
+PRODUCTS = ("Bmm", "Baddbmm")
 CLAMPS = {"Clamp": ("min", "max"), "Hardtanh": ("min_val", "max_val")}  # and the names of their limits
 MASKINGS = ("MaskedFill", "Where", "Add", "Sub")
 EPSILON = "epsilon too large"
-CONDITIONS = ("softmax over the wrong axis", "attention masked out", "mask of the wrong side")  # facts if they hold
+# Functions that turn infinity into zero, or have it in their result, and the tensor that shows it.
+ROOTS = {
+    "Rsqrt": "result", "Sqrt": "result", "LinalgVectorNorm": "result", "Std": "result", "Div": "other", "Pow": "self",
+}  # fmt: skip
+RARE = 0.05  # an output may be the probability of something rarer, and is no shut gate
+PADDED = 16  # samples whose padding is looked at
+CONDITIONS = (
+    "softmax over the wrong axis", "attention masked out", "mask of the wrong side", "padding attended to",
+    "choice by ties", "overflow",
+)  # fmt: skip
 DOUBLED = ("Tanh", "Sigmoid", "Softmax", "Gelu", "Silu")  # functions that nobody applies twice in a row
+CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")  # torch writes leaky_relu, its graph LeakyRelu
 # Functions that are linear in the signal, or only move, average or normalize it.
 LINEAR = frozenset({
     *VIEWS, *NORMALIZERS, "AccumulateGrad", "Add", "Sub", "Addmm", "Mm", "Mv", "Convolution", "Mean",
@@ -72,30 +81,33 @@ class GraphReader:
         self.functions: Counter[str] = Counter()
         self.custom = False
         self.reached: set[int] = set()
+        self.ends: set[Any] = set()  # the functions that made the outputs
+        self.attentions: list[tuple[Any, Tensor]] = []  # with their weights, or numbers that are zero where these are
+        self.paddings: list[Tensor] = []  # which words are padding, by table
         self.unknown: set[int] = set()  # learned or multiplied tensors that are not parameters of the model
         self.noted: list[tuple[Fact, tuple[Tensor, ...], Any]] = []
 
     def read(
-        self, output: Tensor | None, result: Tensor | None, others: Iterable[Tensor], given: Iterable[Tensor] = ()
+        self, output: Tensor | None, result: Tensor | None, others: Iterable[Tensor]
     ) -> tuple[GraphFacts, list[Fact]]:
-        """Read the graph behind the outputs of a model; `result` is the loss, if there is one, `given` the inputs."""
+        """Read the graph behind the outputs of a model; `result` is the loss, if there is one."""
         end = None if output is None else output.grad_fn
         self.batch = 0 if output is None or output.dim() < 2 else len(output)
         self.plain = _plain_tensors(self.parts.modules)
         with torch.no_grad():
-            for node in walk([t.grad_fn for t in (output, *others) if t is not None]):
+            roots = [t.grad_fn for t in (output, *others) if t is not None]
+            self.ends = set(map(first_function, roots))
+            for node in walk(roots):
                 self._read_node(node)
+            self._read_paddings()
             facts = self._fetch()
         parameters = self.parts.parameters
-        if not any(map(is_sharded, parameters.values())):  # else the graph holds gathered copies
-            unknown = self.unknown - {id(t) for t in given}
-            facts += [Fact("weights not registered", name) for name in _owners_of(unknown, self.parts.modules)]
-        maker = _first_function(end)
-        active = [n for k, _ in self.functions.most_common() if (n := _snake_case(k)) in ACTIVATIONS]
+        maker = first_function(end)
+        active = [n for k, _ in self.functions.most_common() if (n := CAMEL_CASE.sub("_", k).lower()) in ACTIVATIONS]
         found = GraphFacts(
             nonlinear=not self.functions.keys() <= LINEAR,
             activation=active[0] if active else "",
-            output=_kind(maker),
+            output=function_name(maker),
             output_place=_place(maker, self.names),
             loss=_loss_functions(None if result is None else result.grad_fn, end),
             custom=self.custom,
@@ -126,9 +138,9 @@ class GraphReader:
         return facts
 
     def _read_node(self, node: Any) -> None:
-        kind = _kind(node)
+        kind = function_name(node)
         self.functions[kind] += 1
-        if kind in DOUBLED and _kind(before := _first_function(node.next_functions[0][0])) == kind:
+        if kind in DOUBLED and function_name(before := first_function(node.next_functions[0][0])) == kind:
             self._note("{function} twice", before, detail=kind.lower())
         if isinstance(node, BackwardCFunction):
             self.custom = True
@@ -141,44 +153,89 @@ class GraphReader:
         elif kind in ("Mm", "Addmm", "Bmm", "Convolution", "Linear"):
             self._read_product(node, kind)
         elif kind in ("Tanh", "Sigmoid"):
-            if (result := _saved(node, "result")) is not None:
-                y = _sample(result)
+            if (result := saved_tensor(node, "result")) is not None:
+                y = sample_values(result)
                 slope = 1 - y.square() if kind == "Tanh" else 4 * y * (1 - y)
-                self._note("openness", node, slope.square().mean(), y.mean(), detail=kind.lower())
+                least = RARE if kind == "Sigmoid" and node in self.ends else -1.0
+                self._note("openness", node, slope.square().mean(), y.mean().clamp_min(least), detail=kind.lower())
         elif kind == "Softmax":
-            if (result := _saved(node, "result")) is not None:
+            if (result := saved_tensor(node, "result")) is not None:
                 self._read_softmax(node, result)
         elif kind in CLAMPS:
-            if (x := _saved(node, "self")) is not None:
+            if (x := saved_tensor(node, "self")) is not None:
                 low, high = (getattr(node, f"_saved_{name}", None) for name in CLAMPS[kind])
-                y = _sample(x)
+                y = sample_values(x)
                 inside = (y > (-math.inf if low is None else low)) & (y < (math.inf if high is None else high))
                 self._note("openness", node, inside.float().mean(), y.mean(), detail=kind.lower())
         elif kind.startswith("ScaledDotProduct"):
-            q, k = _saved(node, "query"), _saved(node, "key")
+            q, k = saved_tensor(node, "query"), saved_tensor(node, "key")
             if q is not None and k is not None and q.dim() == 4 and k.shape[-2] >= 4 and q.shape[1] == k.shape[1]:
                 scale = getattr(node, "_saved_scale", None) or q.shape[-1] ** -0.5
                 logits = q[:1, :, :16].float() @ k[:1].float().transpose(-1, -2) * scale
                 self._note("openness", node, _attention_openness(logits.softmax(-1)), detail="attention")
+            masks = (saved_tensor(node, name) for name in ("attn_mask", "attn_bias"))
+            self.attentions += [(node, mask.exp()) for mask in masks if mask is not None and mask.is_floating_point()]
         elif kind in NORMALIZERS:
             self._read_normalizer(node)
+        elif kind in ("Max", "Topk"):
+            self._read_choice(node, kind)
+        elif kind in ROOTS:
+            self._read_root(node, kind)
+        elif kind == "Embedding":
+            words, padding = saved_tensor(node, "indices"), node._saved_padding_idx
+            if words is not None and words.dim() == 2 and 0 <= padding < 2**63:
+                self.paddings.append(words == padding)
 
     def _read_normalizer(self, node: Any) -> None:
         """Look for groups of one value, and note epsilon over the variance plus epsilon."""
-        rate = _saved(node, "result2")
+        rate = saved_tensor(node, "result2")
         if _group_size(node) == 1:
             self._note("normalizer of one value", node, near=8)
         eps = getattr(node, "_saved_eps", None)
         eps = eps or getattr(self.parts.modules.get(_place(node, self.names, 8)), "eps", None)
         if rate is not None and eps:
-            self._note(EPSILON, node, _sample(rate).square().mean() * eps, detail=repr(float(eps)), near=8)
+            self._note(EPSILON, node, sample_values(rate).square().mean() * eps, detail=repr(float(eps)), near=8)
+
+    def _read_choice(self, node: Any, kind: str) -> None:
+        """Look for a choice among the outputs of a layer of zeros, directly or behind a softmax."""
+        layer = first_function(node.next_functions[0][0])
+        if function_name(layer) == "Softmax":
+            layer = first_function(layer.next_functions[0][0])
+        elif kind == "Max":
+            return
+        inputs = [] if layer is None or node in self.ends else [first_function(f) for f, _ in layer.next_functions]
+        weights = [f.variable for f in inputs if id(getattr(f, "variable", None)) in self.names]
+        if weights and not any(map(is_sharded, weights)):
+            self._note("choice by ties", node, ~torch.stack([w.any() for w in weights]).any())
+
+    def _read_root(self, node: Any, kind: str) -> None:
+        """Look for an overflow of float16 that a root or a division hides: 1 / √∞ = 0."""
+        value = saved_tensor(node, ROOTS[kind])
+        near = [m.dtype for n in walk([node], most=ROOT_NEAR) for m in getattr(n, "_input_metadata", ())]
+        if value is not None and value.numel() > 1 and torch.float16 in near:
+            values = sample_values(value)
+            self._note("overflow", node, (values == (0 if kind == "Rsqrt" else math.inf)).any())
+
+    def _read_paddings(self) -> None:
+        """Look for attentions that give all of their weight to padding."""
+        for node, weights in self.attentions:
+            wrong = []
+            for padding in self.paddings:
+                count, length = padding.shape
+                if weights.shape[-1] == length and len(weights) % count == 0:
+                    few = padding[:PADDED]
+                    used = weights[: len(few) * (len(weights) // count)].reshape(len(few), -1, length).amax(1) > 0
+                    both = few.any(1, keepdim=True) & ~few.all(1, keepdim=True)
+                    wrong.append((used & few & both).any() & ~(used & ~few & both).any())
+            if wrong:
+                self._note("padding attended to", node, torch.stack(wrong).all())
 
     def _read_mask(self, node: Any) -> None:
         """Note the share of zeros of a factor that is zero or 1 / (1 - p), as dropout's is."""
         for (source, _), name in zip(node.next_functions, ("self", "other"), strict=False):
-            mask = None if source is not None else _saved(node, name)
+            mask = None if source is not None else saved_tensor(node, name)
             if mask is not None and mask.numel() >= 64:
-                y = _sample(mask)
+                y = sample_values(mask)
                 top, zero = y.max(), (y == 0).float().mean()
                 whole = ((y == 0) | (y == top)).all() & ((top * (1 - zero) - 1).abs() < 0.5) & (top > 1)
                 self._note("dropout", node, zero * whole)
@@ -186,15 +243,15 @@ class GraphReader:
     def _read_product(self, node: Any, kind: str) -> None:
         """Look for factors that are plain tensors of a module, and for attention weights that do not add up to 1."""
         for name in ("self", "mat2", "weight") if self.plain else ():
-            factor = _saved(node, name)
+            factor = saved_tensor(node, name)
             if factor is not None and factor.data_ptr() in self.plain:
                 self.unknown.add(self.plain[factor.data_ptr()])
         if kind != "Bmm":
             self._read_input(node, kind)
             return
         for (source, _), name, dim in zip(node.next_functions, ("self", "mat2"), (-1, -2), strict=True):
-            softmax = _first_function(source, (*VIEWS, "Expand"))
-            weights = _saved(node, name) if _kind(softmax) == "Softmax" else None
+            softmax = first_function(source, (*VIEWS, "Expand"))
+            weights = saved_tensor(node, name) if function_name(softmax) == "Softmax" else None
             if weights is not None and weights.shape[dim] > 1:
                 total = weights[:8].float().sum(dim)
                 self._note("softmax over the wrong axis", softmax, ((total - 1).abs() > 0.01).any())
@@ -203,36 +260,38 @@ class GraphReader:
         """Look for a layer that reads the output of another one several times, concatenated along the features."""
         inputs = list(node.next_functions)
         source, _ = inputs.pop(1 if kind == "Addmm" else 0)
-        cat = _first_function(source, ("View", "UnsafeView", "Reshape", "Clone", "ToCopy", "Alias"))
-        if _kind(cat) != "Cat":
+        cat = first_function(source, ("View", "UnsafeView", "Reshape", "Clone", "ToCopy", "Alias"))
+        if function_name(cat) != "Cat":
             return
         read = [f for f in cat.next_functions if f[0] is not None]
         dims = len(cat._input_metadata[0].shape)
         if (cat._saved_dim + 2**63) % 2**64 - 2**63 in ((1,) if kind == "Convolution" else (-1, dims - 1)):
             again = next((f for f, number in read if read.count((f, number)) > 1), None)
-            place = next((p for f, _ in inputs if (p := _place(_first_function(f), self.names, 1))), "")
+            place = next((p for f, _ in inputs if (p := _place(first_function(f), self.names, 1))), "")
             if place and again is not None and _place(again, self.names):
                 self._note("concatenated with itself", node)
                 self.noted[-1] = replace(self.noted[-1][0], place=place), (), node
 
     def _read_softmax(self, node: Any, result: Tensor) -> None:
         """Look for a wrong axis or mask, and note how evenly an attention weighs the positions."""
-        before = _first_function(node.next_functions[0][0])
+        before = first_function(node.next_functions[0][0])
         dim = getattr(node, "_saved_dim", -1)
         dim = dim - 2**64 if dim >= 2**63 else dim
         size = result.shape[dim] if result.dim() else 1
-        from_layer = before is not None and _kind(before) not in PRODUCTS and _reads_parameter(before)
+        from_layer = before is not None and function_name(before) not in PRODUCTS and _reads_parameter(before)
         if size == 1 and from_layer and _place(node, self.names):
             self._note("softmax of one value", node)
         if dim % max(result.dim(), 1) == 0 and result.dim() > 2 and len(result) == self.batch > 1:
             if result.shape[1] != self.batch:  # else it may be a sequence with the positions first
                 self._note("softmax over the batch", node)
-        elif size >= 4 and _kind(before) in (*PRODUCTS, "Div", "Mul", *MASKINGS):
+        elif size >= 4 and function_name(before) in (*PRODUCTS, "Div", "Mul", *MASKINGS):
             last = result.movedim(dim, -1)
+            if last.dim() > 2:
+                self.attentions.append((node, last))
             some = last[: max(1, MOST_SAMPLES * 4 // max(1, last[0].numel()))].float()
             self._note("openness", node, _attention_openness(some), detail="attention")
             self._note("attention masked out", node, (some == some[..., :1]).all())
-            if some.dim() > 2 and some.shape[-1] == some.shape[-2] and _kind(before) in MASKINGS:
+            if some.dim() > 2 and some.shape[-1] == some.shape[-2] and function_name(before) in MASKINGS:
                 past, future = some[..., 1:-1, :].tril(-1).sum(), some[..., 1:-1, :].triu(2).sum()
                 self._note("mask of the wrong side", node, (past == 0) & (future > 0))
 
@@ -242,28 +301,11 @@ def _attention_openness(weights: Tensor) -> Tensor:
     return ((1 - weights.square().sum(-1)) / (1 - 1 / weights.shape[-1])).mean().square()
 
 
-def _snake_case(kind: str) -> str:
-    """The name of a function in torch: 'leaky_relu' for 'LeakyRelu'."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
-
-
 def _group_size(node: Any) -> int:
     """The number of values that a group or layer norm normalizes together; 0 for others."""
-    if _kind(node) == "NativeGroupNorm":
+    if function_name(node) == "NativeGroupNorm":
         return int(node._saved_C * node._saved_HxW // node._saved_group)
     return math.prod(getattr(node, "_saved_normalized_shape", (0,)))
-
-
-def _owners_of(parameters: set[int], modules: Mapping[str, nn.Module]) -> list[str]:
-    """The plain attributes of modules that hold these parameters, or layers with them."""
-    found = []
-    for prefix, module in modules.items() if parameters else ():
-        for name, value in vars(module).items():
-            inner = tree_leaves(value) if isinstance(value, list | tuple | dict | Tensor) and name[0] != "_" else ()
-            held = [p for m in inner if isinstance(m, nn.Module) for p in m.parameters()]
-            if any(id(p) in parameters for p in (*held, *inner)):
-                found.append(f"{prefix}.{name}" if prefix else name)
-    return found
 
 
 def _plain_tensors(modules: Mapping[str, nn.Module]) -> dict[int, int]:
@@ -286,22 +328,22 @@ def walk(roots: Iterable[Any], ends: Iterable[Any] = (), most: int = MOST_NODES)
                 waiting.append(following)
 
 
-def _kind(node: Any) -> str:
+def function_name(node: Any) -> str:
     """The function of a node: 'Tanh' for 'TanhBackward0'."""
     return "" if node is None else str(node.name()).rpartition("::")[2].partition("Backward")[0]
 
 
-def _first_function(node: Any, views: tuple[str, ...] = VIEWS) -> Any:
+def first_function(node: Any, views: tuple[str, ...] = VIEWS) -> Any:
     """The first node on the way to the input that is more than a view."""
-    while node is not None and _kind(node) in views and node.next_functions:
+    while node is not None and function_name(node) in views and node.next_functions:
         node = node.next_functions[0][0]
     return node
 
 
 def _reads_parameter(node: Any) -> bool:
     """Whether a node multiplies by a parameter, as a weight layer does."""
-    inputs = [_first_function(f) for f, _ in node.next_functions]
-    return any(_kind(f) == "AccumulateGrad" for f in inputs)
+    inputs = [first_function(f) for f, _ in node.next_functions]
+    return any(function_name(f) == "AccumulateGrad" for f in inputs)
 
 
 def _place(node: Any, names: Mapping[int, str], near: int = NEAR) -> str:
@@ -310,7 +352,7 @@ def _place(node: Any, names: Mapping[int, str], near: int = NEAR) -> str:
     while waiting and seen < near:
         current = waiting.popleft()
         seen += 1
-        if _kind(current) == "Embedding":
+        if function_name(current) == "Embedding":
             table = table or _place(current.next_functions[0][0], names, 1)
             continue
         variable = getattr(current, "variable", None)
@@ -329,12 +371,12 @@ def _loss_functions(start: Any, end: Any) -> tuple[str, ...]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        found.append(_kind(node))
+        found.append(function_name(node))
         waiting.extend(f for f, _ in node.next_functions)
     return tuple(found) if start is not end else ()
 
 
-def _saved(node: Any, name: str) -> Tensor | None:
+def saved_tensor(node: Any, name: str) -> Tensor | None:
     """A tensor that a node keeps; None if it keeps none, an empty one, or one that was changed in place since."""
     try:
         value = getattr(node, f"_saved_{name}", None)
@@ -343,22 +385,12 @@ def _saved(node: Any, name: str) -> Tensor | None:
     return value.detach() if isinstance(value, Tensor) and value.numel() and not is_sharded(value) else None
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    """Some evenly spaced numbers of a tensor, as float32, without a copy of all of it."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda i: -strides[i])
-    values = tensor.permute(order)
-    if not values.is_contiguous():
-        values = values[: max(1, MOST_SAMPLES // max(1, values[0].numel()))] if values.dim() else values
-    return values.reshape(-1)[:: max(1, values.numel() // MOST_SAMPLES)].float()
-
-
 def _variance(node: Any) -> float:
     """The variance that a normalizer divides by, in float64."""
-    x = _saved(node, "input")
+    x = saved_tensor(node, "input")
     if x is None or x.dim() < 2:
         return math.nan
-    kind = _kind(node)
+    kind = function_name(node)
     values = x[:64].double()
     if kind == "NativeBatchNorm":
         return float(x.double().movedim(1, 0).flatten(1).var(1, correction=0).median())

@@ -86,6 +86,11 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
     if signal.unmeasured:
         return signal
     facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))
+    if signal.by_kind["overflow"]:
+        overflows = _Overflows()
+        with torch.no_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
+            model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
+        facts = (*(Fact("overflow", place) for place in overflows.found[:1]), *facts)
     if signal.head.variation <= CONSTANT:
         facts = (*facts, *end_of_variation(trace(model, parts, (args, kwargs), evaluate=False)))
     found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), facts=facts)
@@ -240,6 +245,23 @@ class _Owners(Observer):
         for t in out if isinstance(out, tuple | list) else (out,):
             if isinstance(t, Tensor) and t.grad_fn is not None:
                 self.owner.setdefault(t.grad_fn, self.home)
+        return out
+
+
+class _Overflows(Observer):
+    """Collects the modules whose code turns finite numbers into infinite ones in float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def on_function(self, call: FunctionCall) -> Any:
+        """Look at the largest number before and after."""
+        out = call.run()
+        if isinstance(out, Tensor) and out.dtype is torch.float16 and bool((out == math.inf).any()):
+            given = [t for t in tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor)]
+            if not any(bool((t == math.inf).any()) for t in given):
+                self.found.append(self.home)
         return out
 
 

@@ -35,7 +35,7 @@ input scale | faulty | root mean square outside 0.01 to 10
 weight not finite | exploding | a parameter or buffer holds NaN or infinity
   {names} {verb} NaN or infinity
   look at {place}: the weight is not finite; load or initialize it again
-half precision overflow | exploding | not finite in float16, or all zero
+half precision overflow | exploding | not finite in float16, all zero, or infinite under a root or a fraction
   {place} returns {numbers}
   {remedy}
 not finite | exploding | a module turns finite numbers into others; another forward pass finds it
@@ -177,6 +177,12 @@ softmax over the wrong axis | faulty | attention weights do not add up to 1 over
 mask of the wrong side | faulty | every position attends to later positions only
   behind {place} every position attends to later positions only
   look behind {place}: the causal mask of the attention is inverted; hide the later positions, not the earlier ones
+padding attended to | faulty | attention weights of all words are zero, and those of padding are not
+  behind {place} only the padding is attended to
+  look behind {place}: the padding mask of the attention is inverted; hide the positions of padding, not the words
+choice by ties | faulty | a max or topk of the outputs of a layer of zeros
+  the scores of {place} are all zero, and a choice is made among them
+  look at {place}: its weights are zero, so that every sample makes the same choice (one expert); draw them at random
 attention masked out | faulty | attention weights are all exactly equal, and no weight is zero
   the attention weights behind {place} are all equal
   look behind {place}: the mask of the attention hides every position, or its logits are constant, so that it is a plain
@@ -309,6 +315,14 @@ first loss | faulty | cross-entropy above 4 log C + 5 (with random labels if the
   {text}
   look at the layers between the last block and the output: the logits are too large, by the weights of {names} or a
   scale behind it{why}
+scores without a scale | faulty | products of vectors of fixed lengths, whose softmax cannot reach a probability of 1/2
+  the scores are cosines or other products of bounded vectors: no class can get more than {percent}
+  look at {place}: its scores are bounded (cosines between -1 and 1), so that the softmax can never be confident;
+  multiply them by a scale (10 to 30), or divide them by a temperature
+classes mixed with positions | faulty | the channels of a convolution become rows of logits without a permute
+  a reshape puts pixels of one class beside each other, where the loss expects the classes of one pixel
+  look behind {place}: the reshape (view) mixes classes and pixels; permute the channels to the end first,
+  scores.permute(0, 2, 3, 1).reshape(-1, classes)
 constant output | faulty | the same for every sample
   the output is the same for every sample
   look {spot}: the output does not depend on the input

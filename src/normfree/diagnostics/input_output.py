@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map_with_path
 
+from normfree.diagnostics.autograd_graph import VIEWS, first_function, function_name, saved_tensor
 from normfree.diagnostics.moments import variations
-from normfree.diagnostics.signals import Fact, InputFacts, OutputFacts
+from normfree.diagnostics.signals import Fact, GraphFacts, InputFacts, OutputFacts
 from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at
@@ -223,6 +224,83 @@ def broadcasts(output: Tensor | None, targets: Any, loss: tuple[str, ...]) -> bo
     except RuntimeError:
         return False
     return math.prod(shape) > output.numel() and not reshaped
+
+
+CROSS_ENTROPY = frozenset({"LogSoftmax", "NllLoss", "NllLoss2D", *VIEWS})
+RESHAPES = ("View", "UnsafeView", "Reshape", "ReshapeAlias", "Alias", "Clone")
+REACHABLE = 0.5  # the probability of the right class that a network must be able to reach
+SAME_LENGTH = 1e-3  # relative difference between vectors that were divided by their lengths
+MOST_VECTORS = 256
+
+
+@torch.no_grad()
+def check_scores(output: Tensor | None, targets: Any, graph: GraphFacts) -> Iterator[Fact]:
+    """Follow the logits of a cross-entropy back to the layer that made them.
+
+    Its channels must be the classes, and the scores must be able to grow beyond all bounds, or far enough.
+    """
+    if output is None or output.dim() < 2 or not {"LogSoftmax"} <= set(graph.loss) <= CROSS_ENTROPY:
+        return
+    flat = output.dim() == 2 or (isinstance(targets, Tensor) and targets.shape == output.shape[:-1])
+    layer = first_function(output.grad_fn, RESHAPES)
+    shape: tuple[int, ...] = layer._input_metadata[0].shape if layer is not None and layer is not output.grad_fn else ()
+    channels = function_name(layer) == "Convolution" or function_name(layer).startswith("Upsample")
+    if flat and channels and len(shape) > 2 and shape[1] == output.shape[-1] and math.prod(shape[2:]) > 1:
+        yield Fact("classes mixed with positions", graph.output_place)
+    classes = output.shape[-1 if flat else 1]
+    bound = _bound_of_scores(output.grad_fn)
+    if bound < math.inf and classes not in (1, len(output)):  # else the samples are compared with each other
+        best = 1 / (1 + (classes - 1) * math.exp(-2 * bound))
+        if best < REACHABLE:
+            yield Fact("scores without a scale", graph.output_place, value=best)
+
+
+def _bound_of_scores(node: Any) -> float:
+    """The largest possible product of vectors of fixed lengths, times a fixed scale; ∞ if something can learn more."""
+    scale, node = 1.0, first_function(node)
+    while function_name(node) in ("Mul", "Div") and sum(f is not None for f, _ in node.next_functions) == 1:
+        index = next(i for i, (f, _) in enumerate(node.next_functions) if f is not None)
+        factor = saved_tensor(node, "self" if index else "other")
+        if factor is None or factor.numel() != 1 or (index and function_name(node) == "Div"):
+            return math.inf
+        scale *= float(factor) if function_name(node) == "Mul" else 1 / float(factor)
+        node = first_function(node.next_functions[index][0])
+    names, dims = ("self", "mat2"), (-1, -2)
+    if function_name(node) == "Sum" and len(getattr(node, "_saved_dim", None) or ()) == 1:
+        names, dims, node = ("self", "other"), (-1, -1), first_function(node.next_functions[0][0])
+        if function_name(node) != "Mul":
+            return math.inf
+    elif function_name(node) not in ("Mm", "Bmm"):
+        return math.inf
+    bound = abs(scale)
+    for (source, _), name, dim in zip(node.next_functions, names, dims, strict=True):
+        vectors, maker = saved_tensor(node, name), first_function(source, (*VIEWS, "Expand"))
+        if vectors is None or function_name(maker) not in ("Mul", "Div"):
+            return math.inf
+        learned = _learned_factors(maker)
+        if len(learned) > 1 or any(p.numel() == max(p.shape, default=1) for p in learned):  # a gain
+            return math.inf
+        lengths = vectors.float().movedim(dim, -1).flatten(0, -2)[:MOST_VECTORS].norm(dim=-1)
+        longest = float(lengths.max())
+        if not bool(((lengths < SAME_LENGTH * longest) | (lengths > (1 - SAME_LENGTH) * longest)).all()):
+            return math.inf
+        bound *= longest
+    return bound
+
+
+FACTORS = ("Mul", "Div", "Expand", "Exp", "Softplus", "Clamp", "ClampMin", *VIEWS)
+
+
+def _learned_factors(node: Any) -> set[Tensor]:
+    """The parameters that a tensor is a product or quotient of; the lengths that it is divided by are none."""
+    found, waiting = {node}, [node]
+    while waiting:
+        current = waiting.pop()
+        inputs = current.next_functions if function_name(current) in FACTORS else ()
+        new = {f for f, _ in inputs if f is not None} - found
+        found |= new
+        waiting += new
+    return {f.variable for f in found if function_name(f) == "AccumulateGrad"}
 
 
 def is_finite(tensor: Tensor) -> bool:

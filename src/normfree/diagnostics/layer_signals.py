@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal, ModuleFact
@@ -231,9 +232,14 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
     return found
 
 
-def parameter_facts(parts: ModelParts, classifier: Iterable[Layer]) -> Iterator[Fact]:
-    """The dropouts that are on, the sizes of embeddings, scales and the classifier's biases, and the recurrences."""
+def parameter_facts(parts: ModelParts, classifier: Iterable[Layer], unknown: set[int]) -> Iterator[Fact]:
+    """The dropouts that are on, the sizes of embeddings, scales and the classifier's biases, and the recurrences.
+
+    Args:
+        unknown: The identities of tensors that are used like weights, but are no parameters.
+    """
     yield from _sizes(parts)
+    yield from _unregistered_weights(parts, unknown)
     for layer in classifier:
         parameter = parts.modules[layer.name]._parameters.get("bias")
         if parameter is not None:
@@ -329,6 +335,18 @@ def _shared_and_frozen(parts: ModelParts) -> list[ModuleFact]:
         if weights and not any(p.requires_grad for p in weights):
             found.append(ModuleFact(name, type(module).__name__, "shared", module.training, names[id(module)]))
     return found
+
+
+def _unregistered_weights(parts: ModelParts, tensors: set[int]) -> Iterator[Fact]:
+    """The plain attributes of modules that hold these tensors, by their identity, or layers with them."""
+    if any(map(is_sharded, parts.parameters.values())):  # then the graph holds gathered copies
+        return
+    for prefix, module in parts.modules.items() if tensors else ():
+        for name, value in vars(module).items():
+            inner = tree_leaves(value) if isinstance(value, list | tuple | dict | Tensor) and name[0] != "_" else ()
+            held = [p for m in inner if isinstance(m, nn.Module) for p in m.parameters()]
+            if any(id(p) in tensors for p in (*held, *inner)):
+                yield Fact("weights not registered", f"{prefix}.{name}" if prefix else name)
 
 
 def layer_table(model: str, layers: Iterable[LayerSignal]) -> Table:

@@ -47,6 +47,7 @@ FACT_RULES = (
     FactRule("softmax over the batch"),
     FactRule("softmax over the wrong axis"),
     FactRule("mask of the wrong side", last=True),
+    FactRule("padding attended to", last=True),
 )
 AT_LAST = ("input ignored", "later positions seen", "targets not shifted")  # may be consequences of other faults
 RULED = {rule.word for rule in (IN_PLACE, NORMALIZER_OF_ONE, *FACT_RULES)}
@@ -313,12 +314,16 @@ SATURATED = 1 / NOTICEABLE  # of the squared gradient that a function could pass
 GATE = (0.1, 0.9)  # a sigmoid with a mean outside of this range is a gate, which may be nearly shut or open on purpose
 
 
-def saturated_functions(signal: Signal) -> Iterator[Finding]:
-    """Activations, gates and attentions that hardly pass a gradient; a gate counts only if it is shut."""
+def saturated_functions(signal: Signal, *, gates: bool) -> Iterator[Finding]:
+    """Activations, gates and attentions that hardly pass a gradient; a gate counts only if it is shut.
+
+    Args:
+        gates: Whether to look at shut gates only, or at all others only.
+    """
 
     def is_saturated(f: Fact) -> bool:
         gate = f.detail == "sigmoid" and not GATE[0] <= f.mean <= GATE[1]
-        return f.mean < SHUT_GATE if gate else f.value < SATURATED
+        return gate == gates and (f.mean < SHUT_GATE if gate else f.value < SATURATED)
 
     if seen := [f for f in reversed(signal.by_kind["openness"]) if is_saturated(f)]:
         names = list(dict.fromkeys(f.place for f in seen))

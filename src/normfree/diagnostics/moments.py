@@ -28,6 +28,7 @@ from normfree.nn.sharding import Key, by_device_and_type
 HALF = (torch.bfloat16, torch.float16)
 # From this many values per sample and channel on, a GPU is twice as fast if each sample is reduced separately.
 SIDE_BY_SIDE = 512
+MOST_SAMPLES = 4096  # numbers of a tensor that the graph reader looks at
 BYTES_PER_REDUCTION = 2**24  # of means per sample that are reduced over the batch together
 
 
@@ -285,3 +286,13 @@ def _centred_reductions(values: Tensor, dims: tuple[int, ...], count: int, wide:
     else:
         spread = torch.linalg.vector_norm(centred, dim=dims).to(wide).square()
     return mean.flatten().to(wide), spread * scale.to(wide).square() / count
+
+
+def sample_values(tensor: Tensor) -> Tensor:
+    """Some evenly spaced numbers of a tensor, as float32, without a copy of all of it."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda i: -strides[i])
+    values = tensor.permute(order)
+    if not values.is_contiguous():
+        values = values[: max(1, MOST_SAMPLES // max(1, values[0].numel()))] if values.dim() else values
+    return values.reshape(-1)[:: max(1, values.numel() // MOST_SAMPLES)].float()

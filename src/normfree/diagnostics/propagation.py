@@ -26,6 +26,7 @@ from normfree.diagnostics.input_output import (
     WatchedInput,
     broadcasts,
     check_loss,
+    check_scores,
     clear_type_errors,
     first_tensor,
     ignored_inputs,
@@ -150,7 +151,8 @@ def _measure(
         size = _tensor_or_none(output)
         result = None if value is None else next(iter(starts))
         outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
-        graph, functions = reader.read(size, result, outputs, [w.leaf for w in watched])
+        graph, functions = reader.read(size, result, outputs)
+        functions += check_scores(size, targets, graph)
         by_sample = _gradients_by_sample(size if result is not None else None)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
@@ -177,7 +179,11 @@ def _measure(
         half=observer.half,
         normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
         graph=graph,
-        facts=(*parameter_facts(parts, plan.classifier), *functions, *checks),
+        facts=(
+            *parameter_facts(parts, plan.classifier, reader.unknown - {id(w.leaf) for w in watched}),
+            *functions,
+            *checks,
+        ),
         modules=module_facts(parts),
         unreachable=unreachable_targets(graph.output, size, targets),
         broadcast=broadcasts(size, targets, graph.loss),

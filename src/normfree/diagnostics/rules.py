@@ -64,6 +64,17 @@ def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
         yield finding("not finite", signal.origin or "the output", text=text, where=where, why=why)
 
 
+def hidden_overflow(signal: Signal) -> Iterator[Finding]:
+    """Squares that are infinite in half precision, under a root or a fraction, so that the result is finite."""
+    for fact in islice(signal.by_kind["overflow"], 1):
+        place = fact.place or "the model"
+        remedy = (
+            f"half precision (float16) overflows inside {place}: compute the squares and their mean in float32 there"
+        )
+        numbers = "zeros, because the squares inside are beyond 65504, the largest of float16"
+        yield finding("half precision overflow", place, numbers=numbers, remedy=remedy)
+
+
 EMBEDDING_RATIO = 100.0  # of root mean squares: the smaller one has 1e-4 of the power of the larger
 
 

@@ -197,6 +197,7 @@ def _local_faults(
     zero_layer = module_rules.find_zero_layer(signal, late)
     found = [
         *module_rules.fact_faults(signal, module_rules.IN_PLACE),
+        *rules.hidden_overflow(signal),
         *rules.faults_of_the_input(signal),
         *rules.non_finite(signal, forward),
         *rules.faults_of_the_targets(signal),
@@ -217,8 +218,9 @@ def _local_faults(
         *(() if zero_layer or signal.origin in late else rules.silent(signal, forward)),
         *rules.gradient_cut(signal, forward, backward),
     ]
-    if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
-        found += module_rules.saturated_functions(signal)
+    if forward.status in HARMLESS:  # else it is a consequence of the depth, as a small gradient behind tanh may be
+        found += module_rules.saturated_functions(signal, gates=True)
+        found += module_rules.saturated_functions(signal, gates=False) if backward.status in HARMLESS else ()
     found += [*module_rules.dead_units(signal), *rules.faults_of_the_stem(signal)]
     if forward.status in HARMLESS:
         found += deep_post_norm(signal)
