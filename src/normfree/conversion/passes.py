@@ -169,6 +169,7 @@ class Passes:
                 try:
                     out = run_on_copy(model, self.small)
                 except ValueError:  # a batch norm of a single number per channel
+                    self.spent += 1
                     model.eval()
                     out = run_on_copy(model, self.small)
                 yield ForwardPass(self, floats_of(out), parameters | drawn, generator)

@@ -16,13 +16,7 @@ from normfree.conversion.inspection import NO_SUMS, USUAL, Inspection, find_norm
 from normfree.conversion.passes import MethodError, Test, floats_of, stopped
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
-from normfree.conversion.scalar_placement import (
-    UNREACHED,
-    Placement,
-    ScalarStart,
-    add_scalars_,
-    place_scalars,
-)
+from normfree.conversion.scalar_placement import UNREACHED, Placement, ScalarStart, add_scalars_, place_scalars
 from normfree.conversion.verification import Verification
 from normfree.graph.admission import check_request, require_signal, rigid_layers
 from normfree.methods import InitContext, Method, get
@@ -368,8 +362,9 @@ def _remedy(conversion: _Conversion, found_by: Test) -> str:
         by_rules = other or found_by == "rules"
         trial.trial = "forward" if by_rules else found_by
         may_be_named = by_rules and not trial.keeps_layers and conversion.facts.data_size <= USUAL
-        trials[name] = may_be_named, _COSTS[trial.trial], trial
-    usable, untried = [], []
+        trials[name] = may_be_named, _COSTS[trial.trial] + method.needs_example, trial
+    usable: list[str] = []
+    untried: list[str] = []
     for name, (may_be_named, cost, trial) in sorted(trials.items(), key=lambda item: item[1][:2]):
         limit = _TRIED_READILY if may_be_named else _TRIED
         if conversion.facts.parameters > limit or not passes.allows(cost):

@@ -144,8 +144,13 @@ class Verification:
     def _compare_outputs(self, after: tuple[Tensor, ...], out: Any, growth: float, *, locate: bool) -> _Findings:
         found = _Findings()
         pairs = [(i, a, b) for i, (a, b) in enumerate(zip(self._outputs, after, strict=False))]
-        self._compare_scales([pair for pair in pairs if pair[1].shape == pair[2].shape], growth, found, locate=locate)
-        self._compare_first_loss(floats_of(after if out is None else out), growth, found)
+        same = [pair for pair in pairs if pair[1].shape == pair[2].shape]
+        starts = floats_of(after if out is None else out)
+        self._compare_scales(same, growth, found, locate=locate)
+        for i, old, _ in same:
+            if i < len(starts):
+                _compare_start(i, old, starts[i], growth, found)
+        self._compare_first_loss(starts, growth, found)
         if holds_one_value(self._example):
             found.notes.append(
                 "all values of the example are the same, so the checks say little; pass a batch of the data"
@@ -166,17 +171,13 @@ class Verification:
 
         for i, old, new in pairs:
             was, now = _rms(old), _rms(new)
-            if old.numel() < 2:
-                _compare_number(i, old, new, growth, found)
-                continue
             large, small = now / max(was, 1.0), now / min(was or 1.0, 1.0)
-            is_worse = large > _LARGE_NOTED or now**2 + 1 > _WORSE_NOTED * (was**2 + 1)
-            if not was or (not is_worse and small >= _SMALL_NOTED):
+            if old.numel() < 2 or not was or (large <= _LARGE_NOTED and small >= _SMALL_NOTED):
                 continue
             text = f"output {i} is {compact(now / was)} times as large as the original's"
             if not (large < _LARGE * growth**0.5 and small > _SMALLEST):
                 found.reasons.append(f"{text}, {place(_is_large if large > 1 else _is_small)}")
-            elif is_worse:
+            elif large > _LARGE_NOTED:
                 found.notes.append(
                     f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed"
                 )
@@ -343,11 +344,20 @@ def expected_growth(plan: ResidualPlan, values: Sequence[Mapping[str, float]]) -
     return min(max(growth, 1.0), _LARGE**2)
 
 
-def _compare_number(i: int, old: Tensor, new: Tensor, growth: float, found: _Findings) -> None:
-    """Compare an output that is a single number, as a loss that the model computes itself is."""
-    for was, now in zip(old.flatten().tolist(), new.flatten().tolist(), strict=True):
-        excess = (now - was) / max(abs(was), 1.0)
-        text = f"output {i}, a single number, is {compact(now)}, in the original {compact(was)}"
+def _compare_start(i: int, old: Tensor, start: Tensor, growth: float, found: _Findings) -> None:
+    """Compare the squared error of an output at the start, or its value if that is one number, as a loss is."""
+    was, now = _rms(old), _rms(start)
+    if old.numel() > 1:
+        noted = any(note.startswith(f"output {i} is") for note in found.notes)
+        if was and not noted and now**2 + 1 > _WORSE_NOTED * (was**2 + 1):
+            found.notes.append(
+                f"output {i} is {compact(now / was)} times as large as the original's, so that a squared error starts "
+                "higher; a smaller learning rate at the start may be needed"
+            )
+    elif start.numel() == 1:
+        value, before = start.item(), old.item()
+        excess = (value - before) / max(abs(before), 1.0)
+        text = f"output {i}, a single number, is {compact(value)}, in the original {compact(before)}"
         if excess > _LARGE**2 * growth:
             found.reasons.append(text)
         elif excess > _WORSE_NOTED - 1:
