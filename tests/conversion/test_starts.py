@@ -370,6 +370,13 @@ class Chosen(nn.Module):
         return out if self.sums else x + out
 
 
+def test_refusal_by_an_initializer_advises_no_method_untried() -> None:
+    torch.manual_seed(0)
+    text = refusal(nn.Sequential(nn.Linear(D, D), Chosen(False), nn.LayerNorm(D), nn.Linear(D, 4)), "isograd", X)
+    assert "a pass without values" in text
+    assert text.count("; use ") == 1
+
+
 @pytest.mark.parametrize("method", ["fixup", "skipinit", "nf"])
 @pytest.mark.parametrize("sums", [False, True])
 def test_experts_that_only_the_original_reached_are_loaded(tmp_path: Path, method: str, sums: bool) -> None:

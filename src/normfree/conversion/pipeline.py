@@ -129,7 +129,8 @@ def convert_(
     try:
         return _run_stages_(conversion, generator)
     except MethodError as refusal:
-        raise ValueError(f"{refusal}{_remedy(conversion, refusal.found_by)}") from refusal.__cause__
+        reason = str(refusal).removesuffix("; use 'fixup' for this model")  # trials tell which methods convert it
+        raise ValueError(f"{reason}{_remedy(conversion, refusal.found_by)}") from refusal.__cause__
 
 
 def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, example: Example) -> None:
@@ -266,7 +267,7 @@ def _refuse(conversion: _Conversion) -> None:
     try:
         check_example(conversion.init_context(None), method)
     except ValueError as error:  # a method that sets its weights from data cannot measure a layer or use the example
-        raise MethodError(str(error).removesuffix("; use 'fixup' for this model")) from error  # a trial tells which
+        raise MethodError(str(error)) from error
 
 
 @torch.no_grad()
