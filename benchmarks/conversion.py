@@ -5,9 +5,13 @@
 For each model and method: the residual branches found, the normalizers removed, the verdict of `diagnose`, the
 suggested learning rate, and steps of AdamW at that rate on one fixed batch of noise with fixed targets: the loss at the
 start and after 20 steps, and the parameters that have not moved after 40. A model runs in a process of its own, with a
-time limit. Each row is stored as it ends, and a pair that is in the JSON file is not run again, except with --fresh.
-diffusers and segmentation_models_pytorch are needed for some models only (pip install --no-deps); where they are
-missing, these models are left out. The page ends with the results of rates.py.
+time limit; --jobs says how many run at once, and those that took longest start first. Each row is stored as it ends,
+and a pair that is in the JSON file is not run again, except with --fresh. diffusers and segmentation_models_pytorch are
+needed for some models only (pip install --no-deps, or a folder of PYTHONPATH); where they are missing, these models are
+left out, and the exit status is 1, as it is if a pair fails. The page ends with the results of rates.py.
+
+Rows that another machine has stored in FILE replace those of the table, and nothing runs, if the command above ends in
+--page --rows FILE.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import PackageNotFoundError, version
@@ -47,6 +52,9 @@ MORE_METHODS = ("rezero", "small_branch", "hanin", "isograd", "wn", "dyt")  # fo
 WITH_MORE = ("torchvision resnet18", "timm convnext_atto", "transformers ViT", "transformers Llama")
 PROCESSES = multiprocessing.get_context("forkserver")  # its server imports the packages once
 PROCESSES.set_forkserver_preload(["conversion"])
+STORED = Path(__file__).parents[1] / "results" / "benchmarks" / "conversion.json"
+OF_A_ROW = ("commit", "versions", "hardware")  # of its own, since the rows of a table may come from several runs
+Pair = tuple[str, str]  # a model and a method
 LIMIT = 900  # seconds for one model with all its methods
 
 
@@ -182,7 +190,7 @@ def main() -> None:
     parser.add_argument("--methods", help="the methods to run, separated by commas; default: each model's own")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="store the rows, and do not run those that are there")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="models that run at once")
     parser.add_argument("--rate", type=float, help="a learning rate for all, instead of the suggested ones: faster")
     parser.add_argument(
         "--rows", type=Path, nargs="*", default=[], metavar="FILE", help="more files with stored rows (last option)"
@@ -190,17 +198,23 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the page from stored rows, and run nothing")
     parser.add_argument("--fresh", action="store_true", help="run the chosen models again")
     given = parser.parse_args()
+    if missing_files := [str(path) for path in given.rows if not path.exists()]:
+        parser.error(f"expected files with stored rows, but there is no {', '.join(missing_files)}")
     wanted = given.models.split(",") if given.models else [""]
-    models = [name for name in MODELS if any(part in name for part in wanted) and is_available(name)]
-    missing = [package for package in PACKAGES if _version(package) == "not installed"]
-    if missing:
-        print(f"left out, not installed: {', '.join(missing)}", file=sys.stderr)
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    known = [name for name in MODELS if any(part in name for part in wanted)]
+    if not known:
+        parser.error(f"expected parts of the names of models, got '{given.models}'; one is '{next(iter(MODELS))}'")
+    models = known if given.page else [name for name in known if is_available(name)]
+    if absent := [name for name in known if name not in models]:
+        print(f"left out, their packages are not installed: {', '.join(absent)}", file=sys.stderr)
+    rows: dict[Pair, dict[str, Any]] = {}
     stored: dict[str, Any] = {}
     for path in (given.json, *given.rows):
         if path is not None and path.exists():
             stored = json.loads(path.read_text())
-            rows |= {(r["model"], r["method"]): {"commit": stored["commit"], **r} for r in stored["rows"]}
+            rows |= {(r["model"], r["method"]): {**{key: stored[key] for key in OF_A_ROW}, **r} for r in stored["rows"]}
+    if unknown := {model for model, _ in rows if model not in MODELS}:
+        print(f"stored, but not in subjects.py any more, and left out: {', '.join(sorted(unknown))}", file=sys.stderr)
     rows = {pair: row for pair, row in rows.items() if pair[0] in MODELS}
     chosen = {name: given.methods.split(",") if given.methods else methods_for(name) for name in models}
     left = {
@@ -209,41 +223,85 @@ def main() -> None:
     }
     left = {name: methods for name, methods in left.items() if methods and not given.page}
     command = "python " + shlex.join(["benchmarks/conversion.py", *_command(sys.argv[1:])])
-    if given.models and rows:
+    if (given.models or given.page) and stored:
         command = stored["command"]  # the whole table is not made by a command for some rows
-    known = {package: _version(package) for package in PACKAGES}
-    origin = {"command": command, "commit": commit(), "versions": {**versions(), **known}, "hardware": hardware()}
-    kept = set(rows) - {(name, method) for name, methods in left.items() for method in methods}
-    if kept and stored["versions"] != origin["versions"]:
-        raise SystemExit(f"expected the versions that '{given.json}' was made with, {stored['versions']}; use --fresh")
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the server, which imports this module before it forks
-    finished = len(models) - len(left)
-    lock = threading.Lock()
-
-    def keep(row: dict[str, Any]) -> None:
-        with lock:
-            rows[row["model"], row["method"]] = row | {"commit": origin["commit"]}
-            _keep(given.json, origin, rows)
-
-    with ThreadPoolExecutor(given.jobs) as pool, progress("models", len(models), done=finished) as update:
-        running = {pool.submit(run_model, name, methods, given.rate, keep): name for name, methods in left.items()}
-        for done, future in enumerate(as_completed(running), finished + 1):
-            future.result()
-            update(done, len(models), running[future])
+    packages = {package: _version(package) for package in PACKAGES}
+    origin = {"command": command, "commit": commit(), "versions": {**versions(), **packages}, "hardware": hardware()}
+    if given.page and stored:
+        origin = {key: stored[key] for key in origin}  # nothing runs here
+    again = {(name, method) for name, methods in left.items() for method in methods}
+    for (name, _), row in ((pair, row) for pair, row in rows.items() if pair not in again and pair[0] in left):
+        if row["versions"] != origin["versions"]:
+            raise SystemExit(f"expected the versions that other rows of '{name}' have, {row['versions']}; use --fresh")
+    ran = _run(left, given, rows, origin, known=len(models))
     _keep(given.json, origin, rows)
-    text = page([rows[pair] for pair in sorted(rows, key=_place)], origin)
+    without = {model for model, method in rows if method != ORIGINAL and (model, ORIGINAL) not in rows}
+    text = page([rows[pair] for pair in sorted(rows, key=_place) if pair[0] not in without], origin)
     if given.markdown is not None:
         given.markdown.write_text(text, encoding="utf-8")
     else:
         print(text)
+    if without:
+        print(f"not on the page, because 'original' was not run: {', '.join(sorted(without))}", file=sys.stderr)
+    failed = [
+        f"{name} by {method}: {rows[name, method]['failed']}" for name, method in ran if "failed" in rows[name, method]
+    ]
+    print(f"{len(ran)} pairs ran, {len(failed)} of them failed", *failed, sep="\n", file=sys.stderr)
+    if failed or absent:
+        raise SystemExit(1)
 
 
-def _keep(path: Path | None, origin: dict[str, Any], rows: dict[tuple[str, str], dict[str, Any]]) -> None:
+def _run(
+    left: dict[str, list[str]],
+    given: argparse.Namespace,
+    rows: dict[Pair, dict[str, Any]],
+    origin: dict[str, Any],
+    *,
+    known: int,
+) -> list[Pair]:
+    """Run the pairs that are left, those models first that took longest, and keep their rows. Returns the pairs."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the server, which imports this module before it forks
+    times = _seconds(rows)
+    order = sorted(left, key=lambda name: -times.get(name, math.inf))  # a new model may be slow
+    finished = known - len(left)
+    lock = threading.Lock()
+    ran: list[Pair] = []
+
+    def keep(row: dict[str, Any]) -> None:
+        with lock:
+            ran.append((row["model"], row["method"]))
+            rows[ran[-1]] = row | {key: origin[key] for key in OF_A_ROW}
+            _keep(given.json, origin, rows)
+
+    with ThreadPoolExecutor(given.jobs) as pool, progress("models", known, done=finished) as update:
+        running = {pool.submit(run_model, name, left[name], given.rate, keep): name for name in order}
+        for done, future in enumerate(as_completed(running), finished + 1):
+            future.result()
+            update(done, known, running[future])
+    return ran
+
+
+def _seconds(rows: dict[Pair, dict[str, Any]]) -> Counter[str]:
+    """How long the models took, by these rows or, without rows, by those of the repository."""
+    found = list(rows.values()) or (json.loads(STORED.read_text())["rows"] if STORED.exists() else [])
+    times: Counter[str] = Counter()
+    for row in found:
+        times[row["model"]] += row.get("seconds", 0)
+    return times
+
+
+def _keep(path: Path | None, origin: dict[str, Any], rows: dict[Pair, dict[str, Any]]) -> None:
+    """Store the rows; one that was made elsewhere, or by other versions, says so."""
     if path is not None:
-        write_json(path, {**origin, "rows": [rows[pair] for pair in sorted(rows, key=_place)]})
+        found = [rows[pair] for pair in sorted(rows, key=_place)]
+        short = [
+            {key: value for key, value in row.items() if key not in OF_A_ROW[1:] or value != origin[key]}
+            for row in found
+        ]
+        write_json(path, {**origin, "rows": short})
 
 
-def _place(pair: tuple[str, str]) -> tuple[int, int]:
+def _place(pair: Pair) -> tuple[int, int]:
     order = (ORIGINAL, *METHODS, *MORE_METHODS)
     return list(MODELS).index(pair[0]), order.index(pair[1]) if pair[1] in order else len(order)
 

@@ -27,6 +27,16 @@ def _commits(rows: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{commit} ({count} rows)" for commit, count in counts.most_common())
 
 
+def _made_with(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
+    """The versions that made the rows; if rows were made by several, those of the most rows first."""
+    texts = (
+        ", ".join(f"{name} {number}" for name, number in row.get("versions", origin["versions"]).items())
+        for row in rows
+    )
+    counts = Counter(texts).most_common()
+    return counts[0][0] if len(counts) == 1 else "; or ".join(f"{text} ({count} rows)" for text, count in counts)
+
+
 def stuck_parameters(row: dict[str, Any], original: dict[str, Any]) -> list[str]:
     """Return the parameters that have not moved although they move in the original.
 
@@ -96,8 +106,7 @@ def page(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         "",
         "The learning rates at which converted models diverge are [below](#learning-rates).",
         "",
-        f"Made by `{origin['command']}` with "
-        + ", ".join(f"{name} {number}" for name, number in origin["versions"].items())
+        f"Made by `{origin['command']}` with {_made_with(rows, origin)}"
         + f" at commit {_commits(rows)}; the [stored rows](../results/benchmarks/conversion.json) name theirs.",
         "",
         "| model | method | branches | norms removed | signal | rate | first loss "

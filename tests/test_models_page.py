@@ -133,3 +133,62 @@ def test_messages_of_other_packages_are_text_and_no_markup(models_page: ModuleTy
     assert models_page._reason({"model": "m", "failed": "A_B: __c__"}) == r"m failed: A\_B: \_\_c\_\_"
     notes = models_page.page(stored["rows"], stored).partition("Refused or failed:")[2].partition("## Learning")[0]
     assert re.findall(r"(?<!\\)[`*_<>\[|]", notes) == []
+
+
+def test_rows_of_another_machine_replace_stored_ones(
+    models_page: ModuleType, stored: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row keeps the versions that made it, where they are not those of the table; nothing else changes."""
+    import conversion
+
+    table, more, page = tmp_path / "table.json", tmp_path / "more.json", tmp_path / "page.md"
+    table.write_text(json.dumps(stored))
+    changed = {**stored["rows"][1], "seconds": 1.5, "commit": "f" * 40}
+    other = {**stored, "versions": {**stored["versions"], "torch": "2.11.0"}, "rows": [changed]}
+    more.write_text(json.dumps(other))
+    words = ["--json", str(table), "--markdown", str(page), "--page", "--rows", str(more)]
+    monkeypatch.setattr("sys.argv", ["conversion.py", *words])
+    conversion.main()
+    merged = json.loads(table.read_text())
+    elsewhere = [row for row in merged["rows"] if row.get("versions", merged["versions"]) == other["versions"]]
+    assert [{**row, "versions": None} for row in elsewhere] == [{**changed, "versions": None}]
+    left = [{key: value for key, value in row.items() if key != "versions"} for row in merged["rows"]]
+    assert left == [changed if row is stored["rows"][1] else row for row in stored["rows"]]
+    assert {row.get("versions", merged["versions"])["torch"] for row in merged["rows"]} == {
+        "2.11.0", stored["versions"]["torch"],
+    }  # fmt: skip
+    text = page.read_text()
+    assert "torch 2.11.0" in text
+    assert "(1 rows)" in text
+    assert text == models_page.page(merged["rows"], merged)
+
+
+def test_slow_models_run_first_and_failures_are_told(
+    models_page: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unknown model may be slow. A model whose package is missing, and a pair that fails, end in status 1."""
+    import conversion
+
+    names = ["transformers BERT", "timm darknet17", "torchvision resnet18", "diffusers VQModel"]
+    ran: list[str] = []
+
+    def run_model(name: str, methods: list[str], rate: float, keep: Any) -> None:
+        ran.append(name)
+        for method in methods:
+            keep({"model": name, "method": method, "failed": "OSError: no memory"})
+
+    monkeypatch.setattr(conversion, "MODELS", dict.fromkeys(names))
+    monkeypatch.setattr(conversion, "is_available", lambda name: "diffusers" not in name)
+    monkeypatch.setattr(conversion, "run_model", run_model)
+    monkeypatch.setattr(conversion, "_seconds", lambda rows: {names[0]: 5.0, names[1]: 50.0})
+    monkeypatch.setenv("PYTHONPATH", "")
+    words = ["--jobs", "1", "--methods", "original", "--json", str(tmp_path / "rows.json")]
+    monkeypatch.setattr("sys.argv", ["conversion.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        conversion.main()
+    assert ended.value.code == 1
+    assert ran == [names[2], names[1], names[0]]
+    errors = capsys.readouterr().err
+    assert "left out, their packages are not installed: diffusers VQModel" in errors
+    assert "3 pairs ran, 3 of them failed" in errors
+    assert all(f"{name} by original: OSError: no memory" in errors for name in ran)

@@ -246,3 +246,30 @@ def test_half_precision_in_which_multipliers_stay_is_noted(kind: torch.dtype, st
             in (notes[0])
         )
         assert torch.equal(one - 0.5 * float(step) / 2, one)  # the note is true
+
+
+class Pointwise(nn.Module):
+    """Ends in maps of one pixel: batch norm refuses one image, and the model runs again in evaluation mode."""
+
+    def __init__(self, residual: bool) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, D, 8), nn.BatchNorm2d(D)
+        self.conv, self.head = nn.Conv2d(D, D, 1), nn.Linear(D, 4)
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for _ in range(3):
+            f = F.gelu(self.conv(self.norm(x)))
+            x = x + f if self.residual else f
+        return self.head(x.flatten(1))
+
+
+@pytest.mark.parametrize("method", [*METHODS, "sqrt_half", "isograd"])
+@pytest.mark.parametrize("residual", [False, True])
+def test_passes_that_batch_norm_breaks_off_count_too(residual: bool, method: str) -> None:
+    torch.manual_seed(0)
+    passes = Passes()
+    with suppress(ValueError):
+        convert(passes.around(Pointwise(residual)), method, torch.randn(1, 3, 8, 8))
+    assert 0 < passes.cost <= 15

@@ -42,6 +42,8 @@ class ForwardPass:
 
     Attributes:
         outputs: The floating-point outputs, without their graph.
+        returns_loss: Whether one of several outputs is a loss: a single number to which all parameters lead that lead
+            to any output. Gradients then start there, since it may leave out a part of the others.
     """
 
     def __init__(
@@ -50,6 +52,10 @@ class ForwardPass:
         self.outputs = tuple(t.detach() for t in outputs)
         self._passes, self._parameters, self._generator = passes, parameters, generator
         self._starts = [t for t in outputs if t.requires_grad]
+        ends = self._ends(self._starts)
+        losses = [t for t in self._starts if t.numel() == 1 and self._ends([t]) == ends]
+        self.returns_loss = bool(losses) and len(self._starts) > 1
+        self._starts = losses[:1] or self._starts
 
     def learning(self, watched: Collection[str] | None = None) -> dict[str, bool] | None:
         """Run backward from a random gradient at every output.
@@ -62,20 +68,29 @@ class ForwardPass:
         self._passes.spent += 2
         used = {name: p for name, p in self._parameters.items() if watched is None or name in watched}
         directions = [torch.randn(t.shape, generator=self._generator).to(t) for t in self._starts]
-        found = torch.autograd.grad(self._starts, list(used.values()), directions, allow_unused=True)
+        found: Sequence[Tensor | None]
+        if _runs_again(_graph(self._starts)):  # gradients are only accumulated; the context of the pass sets them aside
+            torch.autograd.backward(self._starts, directions)
+            found = [p.grad for p in used.values()]
+        else:
+            found = torch.autograd.grad(self._starts, list(used.values()), directions, allow_unused=True)
         return {name: not _is_zero(g) for name, g in zip(used, found, strict=True) if g is not None}
 
     def reached(self) -> list[str] | None:
-        """The parameters in the graph of the outputs, without a backward pass; None if no output has a graph."""
-        stack: list[Any] = [t.grad_fn or t for t in self._starts]
-        seen = set(stack)
-        while stack:
-            for node, _ in getattr(stack.pop(), "next_functions", ()):
-                if node is not None and node not in seen:
-                    seen.add(node)
-                    stack.append(node)
-        ends = {id(getattr(node, "variable", node)) for node in seen}
-        return [name for name, p in self._parameters.items() if id(p) in ends] if self._starts else None
+        """The parameters in the graph of the outputs, without a backward pass; None if no output has a graph.
+
+        The graph does not show the parameters of checkpointed blocks that run again: then these are all parameters.
+        """
+        if not self._starts:
+            return None
+        ends = self._ends(self._starts)
+        hidden = _runs_again(_graph(self._starts))
+        return [name for name, p in self._parameters.items() if hidden or id(p) in ends]
+
+    def _ends(self, starts: Sequence[Tensor]) -> set[int]:
+        """The ids of the parameters in the graph of these tensors."""
+        ends = {id(getattr(node, "variable", node)) for node in _graph(starts)}
+        return {id(p) for p in self._parameters.values()} & ends
 
 
 class Passes:
@@ -154,6 +169,7 @@ class Passes:
                 try:
                     out = run_on_copy(model, self.small)
                 except ValueError:  # a batch norm of a single number per channel
+                    self.spent += 1
                     model.eval()
                     out = run_on_copy(model, self.small)
                 yield ForwardPass(self, floats_of(out), parameters | drawn, generator)
@@ -199,6 +215,23 @@ def stopped(model: nn.Module, error: Exception) -> MethodError:
         "its own code may rely on a normalizer, or on the class of a layer",
         found_by="forward",
     )
+
+
+def _graph(starts: Sequence[Tensor]) -> set[Any]:
+    """The nodes of the graph of these tensors."""
+    stack: list[Any] = [t.grad_fn or t for t in starts]
+    seen = set(stack)
+    while stack:
+        for node, _ in getattr(stack.pop(), "next_functions", ()):
+            if node is not None and node not in seen:
+                seen.add(node)
+                stack.append(node)
+    return seen
+
+
+def _runs_again(graph: Collection[Any]) -> bool:
+    """Whether a graph has blocks that run again in the backward pass, as torch's reentrant checkpoints do."""
+    return any("CheckpointFunction" in type(node).__name__ for node in graph)
 
 
 def _is_zero(tensor: Tensor) -> bool:

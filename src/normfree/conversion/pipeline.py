@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,13 @@ from normfree.conversion.inspection import NO_SUMS, USUAL, Inspection, find_norm
 from normfree.conversion.passes import MethodError, Test, floats_of, stopped
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
-from normfree.conversion.scalar_placement import Placement, add_scalars_, place_scalars
+from normfree.conversion.scalar_placement import UNREACHED, Placement, ScalarStart, add_scalars_, place_scalars
 from normfree.conversion.verification import Verification
 from normfree.graph.admission import check_request, require_signal, rigid_layers
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import restored_on_error, small_copy
-from normfree.nn.scalars import scalars_of
+from normfree.nn.scalars import ScalarName, scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan, remember_plan_
 
@@ -30,7 +30,8 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 _METHODS = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv:by=layer")  # those that a refusal may name
 _TRIED = 200_000_000  # parameters; with a larger model, other methods are not tried
-_COSTS: dict[Test, int] = {"rules": 0, "forward": 2, "backward": 4, "zeros": 7}  # of a trial, in forward passes
+_TRIED_READILY = 50_000_000  # parameters; up to here, methods are tried also if the rules allow them
+_COSTS: dict[Test, int] = {"forward": 2, "backward": 4, "zeros": 7}  # of a trial, in forward passes
 
 
 def convert(
@@ -128,7 +129,8 @@ def convert_(
     try:
         return _run_stages_(conversion, generator)
     except MethodError as refusal:
-        raise ValueError(f"{refusal}{_remedy(conversion, refusal.found_by)}") from refusal.__cause__
+        reason = str(refusal).removesuffix("; use 'fixup' for this model")  # trials tell which methods convert it
+        raise ValueError(f"{reason}{_remedy(conversion, refusal.found_by)}") from refusal.__cause__
 
 
 def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, example: Example) -> None:
@@ -138,9 +140,16 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
     facts.standardized.update({n: plain_base(m) for n, m in layers.items() if isinstance(m, WEIGHT_LAYERS)})
     verification = Verification(model, example, facts)
     conversion = _Conversion(model, get(changes.method), example, facts, verification)
-    added = {record.name for record in changes.added}
+    added = {record.name: record for record in changes.added}
     scalars = {place: start for place, start in conversion.placed.scalars.items() if ".".join(place) in added}
-    conversion.placed = Placement(scalars, conversion.placed.obstacles)  # all multipliers have their values already
+    # With other weights, the example may reach other experts; the record knows the scalars of all.
+    calls, modules = facts.flow.call_counts, dict(model.named_modules())
+    for path, record in added.items():
+        name, _, scalar = path.rpartition(".")
+        if record.value is not None and name in modules and not calls[name]:
+            scalars[name, cast(ScalarName, scalar)] = ScalarStart(record.value, record.learnable, record.kind)
+    obstacles = {text: remedy for text, remedy in conversion.placed.obstacles.items() if UNREACHED not in text}
+    conversion.placed = Placement(scalars, obstacles)  # all multipliers have their values already
     _run_stages_(conversion, torch.Generator().manual_seed(0))
 
 
@@ -330,16 +339,16 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
 def _remedy(conversion: _Conversion, found_by: Test) -> str:
     """A remedy: standardized data, or the methods that convert the model.
 
-    Rules decide on most methods. A method that keeps the weights is also tried, since rules do not know their scale.
-    If a pass through the model has shown the obstacle, the other methods are tried likewise, as far as the limit of
-    passes allows, except those that cannot meet it: a method without zeros if zeros are the obstacle, and one that
-    draws new weights if those of the original are. Data that are not standardized may be an obstacle to any method.
+    Methods that the rules allow are tried, as far as the limit of passes allows: forward, or as the obstacle was found.
+    Beyond the limit, or with a large model, rules decide on the methods that cannot meet the obstacle: all of them if
+    rules found it, one without zeros if zeros are the obstacle, and one that draws new weights if those of the original
+    are. Rules do not know the scale of weights that a method keeps. Data that are not standardized may be an obstacle
+    to any method.
     """
     if remedy := conversion.facts.raw_data():
         return f"; {remedy}"
-    usable, untried = [], []
-    passes = conversion.verification.passes
-    example = passes.small
+    passes, example = conversion.verification.passes, conversion.verification.passes.small
+    trials: dict[str, tuple[bool, int, _Conversion]] = {}  # whether rules may name it, and the cost
     for name in _METHODS:
         method = get(name)
         from_data = not conversion.facts.plan.branches and isinstance(example, Tensor)  # lsuv lets deep sums explode
@@ -351,14 +360,19 @@ def _remedy(conversion: _Conversion, found_by: Test) -> str:
         except ValueError:
             continue
         other = conversion.keeps_layers or (found_by == "zeros" and not trial.starts_at_zero)
-        trial.trial = "rules" if other else found_by
-        if trial.trial == "rules" and (trial.keeps_layers or conversion.facts.data_size > USUAL):
-            trial.trial = "forward"
-        cost = _COSTS[trial.trial]
-        if cost and (conversion.facts.parameters > _TRIED or not passes.allows(cost)):
-            untried.append(name)
-        elif not cost or _converts(trial):
+        by_rules = other or found_by == "rules"
+        trial.trial = "forward" if by_rules else found_by
+        may_be_named = by_rules and not trial.keeps_layers and conversion.facts.data_size <= USUAL
+        trials[name] = may_be_named, _COSTS[trial.trial] + method.needs_example, trial
+    usable: list[str] = []
+    untried: list[str] = []
+    for name, (may_be_named, cost, trial) in sorted(trials.items(), key=lambda item: item[1][:2]):
+        limit = _TRIED_READILY if may_be_named else _TRIED
+        if conversion.facts.parameters > limit or not passes.allows(cost):
+            (usable if may_be_named else untried).append(name)
+        elif _converts(trial):
             usable.append(name)
+    usable, untried = ([name for name in _METHODS if name in found] for found in (usable, untried))
     if not usable and not untried:
         others = [name for name in _METHODS if get(name).name != conversion.method.name]
         return f"; none of the other methods converts it ({_list(others, 'and')})"

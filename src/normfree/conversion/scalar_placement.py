@@ -59,6 +59,9 @@ class Placement(NamedTuple):
     weightless: Sequence[WeightlessSum] = ()
 
 
+UNREACHED = "the example does not reach it, so where its scalar belongs is unknown"
+
+
 def place_scalars(
     model: nn.Module,
     plan: ResidualPlan,
@@ -279,11 +282,10 @@ class _Placing:
                 break  # a sum stands inside: more than the branch goes through this module
             if self.calls[name] and not self._is_lookup(name):  # an embedding's lookup is a different use
                 return name
-        self._refuse(
-            layer.path,
-            "no module call uses this weight alone, so no scalar can be placed around it",
-            "",
-        )
+        if any((w.module, w.parameter) == (layer.name, layer.parameter) for n in self.flow.nodes for w in n.weights):
+            self._refuse(layer.path, "no module call uses this weight alone, so no scalar can be placed around it", "")
+        else:
+            self._refuse(layer.path, UNREACHED, "pass an example that reaches it")
         return None
 
     def _refuse(self, name: str, why: str, remedy: str) -> None:

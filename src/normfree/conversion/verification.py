@@ -14,16 +14,20 @@ from torch import Tensor, nn
 from normfree.conversion.inspection import Inspection, whole_blocks
 from normfree.conversion.passes import BIASES, MethodError, Passes, Test, floats_of, holds_one_value
 from normfree.graph.experts import same_in_others
+from normfree.graph.flow import Flow
+from normfree.graph.observer import JOINS, SPLITS, VIEWS
 from normfree.methods import Method
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
 
 # Outputs k times as large as the targets have a squared error of k² + 1, where an output of 0 has 1.
 _LARGE_NOTED, _LARGE = 3.0, 10.0
+_WORSE_NOTED = 1.5  # times the squared error of the original, with targets of unit variance
 # Gradients shrink with the output. One of a usual 1e-3 times 1e-5 is as small as the ε of Adam, and learns no more.
 _SMALL_NOTED, _SMALLEST = 1e-3, 1e-5
 _ALIKE = 1e-3  # of the size of an output: samples that differ by less, compared with the original, are the same
 _FEW_CLASSES = 2.0  # of two classes, a softmax is as sure as that of many only at about this loss above the guess
+_SAME_VALUES = VIEWS | SPLITS | JOINS | {"identity", "__getitem__"}
 _BEHIND = 3  # a step moves a weight by about 1e-3, so the gradient behind three zeros is about 1e-9 of a usual one
 
 
@@ -56,12 +60,14 @@ class Verification:
         self._model, self._example, self._facts, self._heads = model, example, facts, heads
         self._outputs: tuple[Tensor, ...] = ()
         self._learning: list[str] | None = None
+        self._returns_loss = False
         self._learned: dict[str, bool] | None = None  # known once it is needed
 
     def run_original(self) -> None:
         """Run the model before it is converted."""
         with self.passes.forward(self._facts.norms) as run:
             self._outputs, self._learning = run.outputs, run.reached()
+            self._returns_loss = run.returns_loss
         self.original_ran = True
 
     def compare(
@@ -115,7 +121,7 @@ class Verification:
             f"{type(self._model).__name__} cannot be converted by '{method.name}': "
             f"{'; '.join((*found.reasons, *whole, *growing))}{heads}"
         )
-        raise ValueError(text) if whole else MethodError(text, found.found_by)
+        raise MethodError(text, found.found_by)
 
     def require_usable(self) -> None:
         """Refuse an example on which the original fails, too, or whose values are all the same.
@@ -138,8 +144,13 @@ class Verification:
     def _compare_outputs(self, after: tuple[Tensor, ...], out: Any, growth: float, *, locate: bool) -> _Findings:
         found = _Findings()
         pairs = [(i, a, b) for i, (a, b) in enumerate(zip(self._outputs, after, strict=False))]
-        self._compare_scales([pair for pair in pairs if pair[1].shape == pair[2].shape], growth, found, locate=locate)
-        self._compare_first_loss(floats_of(after if out is None else out), growth, found)
+        same = [pair for pair in pairs if pair[1].shape == pair[2].shape]
+        starts = floats_of(after if out is None else out)
+        self._compare_scales(same, growth, found, locate=locate)
+        for i, old, _ in same:
+            if i < len(starts):
+                _compare_start(i, old, starts[i], growth, found)
+        self._compare_first_loss(starts, growth, found)
         if holds_one_value(self._example):
             found.notes.append(
                 "all values of the example are the same, so the checks say little; pass a batch of the data"
@@ -259,6 +270,8 @@ class Verification:
         if zeros:
             stuck = zeros
             why = "it starts at zero, and so does every way from it to the output, one layer behind another"
+            if not self.passes.heads.isdisjoint(zeros):
+                why = "it starts at zero, and the output layer has no gradient at zero: that reads zeros, or is squared"
         if stuck:
             owners = {layer.path: branch.name for branch in self._facts.plan.branches for layer in branch.layers}
             where = f"the branch '{owners[stuck[0]]}'" if stuck[0] in owners else "the model"
@@ -270,13 +283,16 @@ class Verification:
         """The zeros that stay 0: none of their factors gets a gradient before another one does.
 
         A zero behind another zero learns one step later, and its gradient is smaller by the size of a step. Behind
-        `_BEHIND` other zeros it is lost in rounding, so that it counts as stuck.
+        `_BEHIND` other zeros it is lost in rounding, so that it counts as stuck. Output layers move first if the model
+        returns their outputs. It may also return a square of them, which has no gradient at 0, or a loss of some only.
         """
         waiting = [name for name in self.passes.zeros() if learning.get(name)]
-        moved = [name for name in waiting if name in self.passes.heads]
+        heads = [name for name in waiting if name in self.passes.heads]
+        direct = not self._returns_loss and all(_is_returned_as_it_is(self._facts.flow, name) for name in heads)
+        moved = heads if direct else []
         if len(moved) == len(waiting):
             return []
-        rounds = 0
+        rounds = 0 if direct else -1
         while waiting and rounds < _BEHIND:
             if not self.passes.allows(3):
                 found.notes.append(f"whether '{waiting[0]}'{_more(waiting)} learns was not checked, to limit the cost")
@@ -297,6 +313,18 @@ class Verification:
         return waiting
 
 
+def _is_returned_as_it_is(flow: Flow, weight: str) -> bool:
+    """Whether the model returns each product of a weight with the signal unchanged, up to its shape."""
+    products = [node for node in flow.nodes if any(f"{w.module}.{w.parameter}" == weight for w in node.weights)]
+    for product in products:
+        steps = [product]
+        for step in steps:
+            steps += [user for user in step.users if user.function in _SAME_VALUES]
+        if flow.outputs.isdisjoint(steps):
+            return False
+    return bool(products)
+
+
 def _more(names: Sequence[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
@@ -314,6 +342,26 @@ def expected_growth(plan: ResidualPlan, values: Sequence[Mapping[str, float]]) -
         beta = scalars["beta"] if scalars["beta"] != 1.0 else 0.0
         growth *= scalars["c"] ** 2 * (scalars["a"] ** 2 + beta**2) if branch.layers else 4.0
     return min(max(growth, 1.0), _LARGE**2)
+
+
+def _compare_start(i: int, old: Tensor, start: Tensor, growth: float, found: _Findings) -> None:
+    """Compare the squared error of an output at the start, or its value if that is one number, as a loss is."""
+    was, now = _rms(old), _rms(start)
+    if old.numel() > 1:
+        noted = any(note.startswith(f"output {i} is") for note in found.notes)
+        if was and not noted and now**2 + 1 > _WORSE_NOTED * (was**2 + 1):
+            found.notes.append(
+                f"output {i} is {compact(now / was)} times as large as the original's, so that a squared error starts "
+                "higher; a smaller learning rate at the start may be needed"
+            )
+    elif start.numel() == 1:
+        value, before = start.item(), old.item()
+        excess = (value - before) / max(abs(before), 1.0)
+        text = f"output {i}, a single number, is {compact(value)}, in the original {compact(before)}"
+        if excess > _LARGE**2 * growth:
+            found.reasons.append(text)
+        elif excess > _WORSE_NOTED - 1:
+            found.notes.append(f"{text}; if it is a loss, a smaller learning rate at the start may be needed")
 
 
 def _spread(tensor: Tensor) -> float:

@@ -47,6 +47,7 @@ LEAVES_TORCH = frozenset({"numpy", "__array__", "tolist", "item"})
 
 NORMALIZATIONS = frozenset({
     "layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize",
+    "native_layer_norm", "native_batch_norm", "native_group_norm", "cudnn_batch_norm", "batch_norm_elemt",
 })  # fmt: skip
 ACTIVATIONS = frozenset({
     "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "selu", "gelu", "silu", "silu_", "elu", "leaky_relu",
