@@ -52,8 +52,8 @@ class DemoSettings:
     methods: tuple[str, ...] = tuple(DESCRIPTIONS)
     signal_model: str = "wrn-1000-1"
     models: tuple[str, ...] = ("resmlp-1-64", "resmlp-4-64", "resmlp-49-64")
-    epochs: int = 10
-    lrs: tuple[float, ...] = (0.05, 0.02)
+    epochs: int = 7
+    lrs: tuple[float, ...] = (0.07,)
     seeds: tuple[int, ...] = (0, 1, 2)
     twins: tuple[str, str] = ("batchnorm", "fixup")
     batch_model: str = "resmlp-149-64"
@@ -336,7 +336,9 @@ def _fate(values: list[float]) -> str:
 def _depth_section(demo: Demo) -> Section:
     s = demo.settings
     width = s.models[0].rsplit("-", 1)[-1]
-    rates = ", ".join(f"{lr:g}" for lr in s.lrs)
+    rates = f"the best of the learning rates {', '.join(f'{lr:g}' for lr in s.lrs)}, by 600 points held out"
+    if len(s.lrs) == 1:
+        rates = f"the learning rate {s.lrs[0]:g}"
     points = demo.depth.points
     least, most = min(p.depth for p in points), max(p.depth for p in points)
     starts, ends = ([f"{p.method} {_end(p)}" for p in points if p.depth == depth] for depth in (least, most))
@@ -346,9 +348,8 @@ def _depth_section(demo: Demo) -> Section:
         (
             f"Residual networks of fully connected layers, {width} wide, learn to which of five interleaved spirals a "
             f"point belongs, in {s.epochs} passes over 5,400 points. A spiral needs a function with many folds, and a "
-            "deep network folds once per layer. Every method is shown at its best of the learning rates "
-            f"{rates}, chosen on 600 points held out. A point is the mean over {len(s.seeds)} seeds; × marks a method "
-            "that diverged at every rate.",
+            f"deep network folds once per layer. Every method has {rates}. A point is the mean over {len(s.seeds)} "
+            "seeds; × marks a method that diverged.",
             f"At {most:,} layers: {', '.join(ends)}. At {least:,} layers: {', '.join(starts)}. For comparison, a "
             f"linear classifier gets {percent(linear)}, and guessing {percent(demo.depth.chance)}.",
         ),
