@@ -239,7 +239,7 @@ def test_import_leaves_torch_alone(module: str) -> None:
 def test_import_loads_no_compiler() -> None:
     """`torch._dynamo` takes more than a second, and only a compiled run needs it."""
     code = (
-        "import sys, torch; own = 'torch._dynamo' in sys.modules; import normfree as nf; nf.fit, nf.diagnose, nf.convert; "
+        "import sys, torch; own = 'torch._dynamo' in sys.modules; import normfree as nf; nf.fit, nf.convert; "
         "raise SystemExit(not own and 'torch._dynamo' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}

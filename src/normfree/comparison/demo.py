@@ -347,7 +347,7 @@ def _depth_section(demo: Demo) -> Section:
         (
             f"Residual networks of fully connected layers, {width} wide, learn to which of five interleaved spirals a "
             f"point belongs, in {s.epochs} passes over 5,400 points. A spiral needs a function with many folds, and a "
-            f"deep network folds once per layer. Every method has {rates}. A point is the mean over {len(s.seeds)} seeds; "
+            f"deep network folds once a layer. Every method has {rates}. A point is the mean of {len(s.seeds)} seeds; "
             "× marks a method that diverged.",
             f"At {most:,} layers: {', '.join(ends)}. At {least:,} layers: {', '.join(starts)}. For comparison, a "
             f"linear classifier gets {percent(linear)}, and guessing {percent(demo.depth.chance)}.",

@@ -211,8 +211,8 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     if not panel.names:
         heights = [math.log10(v) if panel.log_y else v / scale for v in values] or [0.0]
         near = _NEAR * max(max(heights) - min(heights), 1.0 if panel.log_y else 0.0)
-        lines = [places if curve.joined else [] for curve, places in zip(panel.curves, points, strict=True)]
-        covered = [list(_pieces(each, lines[place + 1 :], near)) for place, each in enumerate(lines)]
+        joined = [places if curve.joined else [] for curve, places in zip(panel.curves, points, strict=True)]
+        covered = [list(_pieces(each, joined[place + 1 :], near)) for place, each in enumerate(joined)]
         most = max((over for pieces in covered for _, over in pieces), default=0)
         covers = most > 0
         for curve, places, pieces in zip(panel.curves, points, covered, strict=True):
