@@ -236,6 +236,18 @@ def test_import_leaves_torch_alone(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 
+def test_import_loads_no_compiler() -> None:
+    """`torch._dynamo` takes more than a second, and only a compiled run needs it."""
+    code = (
+        "import sys, torch; own = 'torch._dynamo' in sys.modules; import normfree as nf; nf.fit, nf.convert; "
+        "raise SystemExit(not own and 'torch._dynamo' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+    loaded = code.replace("nf.fit,", "import torch._dynamo;")  # the control: such an import is noticed
+    assert subprocess.run([sys.executable, "-c", loaded], env=environment, check=False).returncode == 1
+
+
 def test_no_layer_is_named_like_a_public_name() -> None:
     layers = {path.stem for path in PACKAGE.iterdir()}
     assert not layers & set(normfree._PUBLIC)

@@ -17,6 +17,7 @@ from example_pages import NAMES, TITLES, example_page
 from link_check import broken_links
 from markdown_pages import ROOT, Links, Page, document, for_python_markdown, promoted, sections
 from methods_page import EQUATION, formula, markdown_text, methods_page
+from normfree.report.page import set_formulas
 
 HERE = Path(__file__).parent
 STAGE = ROOT / "build" / "website"
@@ -107,7 +108,7 @@ def claim_pages() -> list[Page]:
             continue
         if not heading:
             contents = sections(document("docs/claims.md"))["Contents"]
-            text += "\n" + FILTER.format(kinds="holds,fails,undecided,not run") + contents
+            text += "\n" + FILTER.format(kinds="holds,fails,undecided,not run") + _formulas(contents)
             pages.append(Page("claims/index.md", text, "docs/claims.md"))
         else:
             name = heading.partition(":")[0].lower().replace("what was not run", "not-run")
@@ -117,14 +118,9 @@ def claim_pages() -> list[Page]:
 
 
 def _formulas(text: str) -> str:
-    """Return claims with the indices and powers in the paper's statements set as such."""
-
-    def set_line(match: re.Match[str]) -> str:
-        line = re.sub(r"\\?_\{([^}]*)\}", r"<sub>\1</sub>", match.group(0))
-        line = re.sub(r"(?<=\w)\\?_(\w)\b", r"<sub>\1</sub>", line)
-        return re.sub(r"\^\{([^}]*)\}|\^\(([^)]*)\)", lambda m: f"<sup>{m.group(1) or m.group(2)}</sup>", line)
-
-    return re.sub(r"^\*The paper:\* .*$", set_line, text, flags=re.M)
+    """Return claims with their powers and indices set as such; code and pictures stay as they are."""
+    parts = re.split(r"(`[^`\n]*`|!?\[[^\]\n]*\]\([^)\n]*\))", text)
+    return "".join(part if number % 2 else set_formulas(part.replace("\\_", "_")) for number, part in enumerate(parts))
 
 
 def _unbroken(row: re.Match[str]) -> str:

@@ -42,6 +42,24 @@ def test_scalar_defaults_are_neutral_and_learnable() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(), (7,), (64, 33), (4, 8, 5, 5)])
+def test_scalar_computes_as_a_number_without_dimensions(
+    kind: type[ScalarBias | ScalarMultiplier], shape: tuple[int, ...]
+) -> None:
+    """Sum, product and both gradients are the same bit for bit, and the shape is that of the input."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    sent = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    module, number = kind(0.3), torch.tensor(0.3, requires_grad=True)
+    expected = x + number if kind is ScalarBias else x * number
+    out = module(x)
+    assert out.shape == x.shape
+    assert torch.equal(out, expected)
+    of_x, of_value = torch.autograd.grad(out, (x, module.value), sent)
+    for got, wanted in zip((of_x, of_value[0]), torch.autograd.grad(expected, (x, number), sent), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("learnable", [True, False])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_scalar_does_not_promote_half_precision(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from normfree.report.page import Card, Page, Section, page_data, render_page, write_page
+from normfree.report.page import Card, Page, Section, formulas, page_data, render_page, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Column, Link, Table
 
@@ -78,6 +78,35 @@ def test_render_page_shows_every_text_as_text() -> None:
     assert f"footnote {EVIL}" in reader.text
     # The control: the reader does see tags that are not escaped.
     assert [tag for tag, _ in Reader(EVIL).tags] == ["script", "img"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a_1 ⋯ a_m x", "a<sub>1</sub> ⋯ a<sub>m</sub> x"),
+        ("L^(-1/(2m-2)), 2^((L - 1)/2)", "L<sup>-1/(2m-2)</sup>, 2<sup>(L - 1)/2</sup>"),
+        ("(1 + 1/B)^B and 0.9^l, L^-1/2", "(1 + 1/B)<sup>B</sup> and 0.9<sup>l</sup>, L<sup>-1/2</sup>"),
+        ("J_l^i of Σ_{k<l} x_{l-1}", "J<sub>l</sub><sup>i</sup> of Σ<sub>k&lt;l</sub> x<sub>l-1</sub>"),
+        ("he_in, fan_out, a_b_c, x_all, run/a_1", "he_in, fan_out, a_b_c, x_all, run/a_1"),
+    ],
+)
+def test_formulas_set_powers_and_indices(text: str, shown: str) -> None:
+    assert formulas(text) == shown
+
+
+def test_formulas_let_no_tag_through() -> None:
+    evil = f"x_{{{EVIL}}} L^({EVIL}) {EVIL}"
+    assert {tag for tag, _ in Reader(formulas(evil)).tags} <= {"sub", "sup"}
+    assert "<sup>" in formulas("L^(1 <script>)")  # the control: such a text is set as a formula
+
+
+def test_render_page_sets_formulas_and_paragraphs() -> None:
+    table = Table("", (Column("a"),), (("e^(N/2)",),))
+    text = render_page(Page("t", "first\nsecond L^2", cards=(Card("c", "good", "h", "a_1"),), tables=(table,)))
+    assert "a<sub>1</sub>" in text
+    assert "e<sup>N/2</sup></td>" in text
+    assert '<p class="subtitle">first</p>' in text
+    assert '<p class="subtitle">second L<sup>2</sup></p>' in text
 
 
 def test_render_page_embeds_no_sign_that_could_end_its_block() -> None:

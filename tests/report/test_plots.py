@@ -436,6 +436,13 @@ def test_band_of_a_dashed_curve_has_dashes_as_long_as_its_line(tmp_path: Path) -
     assert len(dashes) == 5  # two lines, a band and two entries of the legend
 
 
+@pytest.mark.parametrize("joined", [True, False])
+def test_dots_on_a_line_cover_nothing(joined: bool) -> None:
+    line, same = Curve("best", (1.0, 2.0, 2.0)), Curve("trials", (1.0, 2.0, 1.5), joined=joined)
+    axes = _figure((Panel("p", (line, same), y_label="y", log_y=False),), "t", 1).axes[0]
+    assert bool(drawn_lines(axes, bands=True)) is joined  # the control: a line covers a line
+
+
 def test_curve_that_is_not_joined_is_dots() -> None:
     def lines(joined: bool) -> int:
         curve = Curve("scores", tuple(float(i % 7 + 1) for i in range(300)), joined=joined)

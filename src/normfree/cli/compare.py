@@ -310,7 +310,7 @@ def make_demo(
         int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one per CPU core).")
     ] = None,
 ) -> None:
-    """Show on one page which networks train without normalization, in about 4 minutes.
+    """Show on one page which networks train without normalization, in about two minutes.
 
     Three experiments: a signal through a thousand layers, accuracy against depth, and a batch of two. Finished
     experiments are not run again.

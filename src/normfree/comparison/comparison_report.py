@@ -192,9 +192,11 @@ def _shape(model: str) -> str:
 
 def page(comparison: Comparison, title: str) -> Page:
     """Make a page of a card per method, the plot and the table."""
+    setting = _setting(comparison)
+    runs = f"{len(comparison.runs)} runs" if setting in title else f"{len(comparison.runs)} runs {setting}"
     return Page(
         title,
-        subtitle=f"{len(comparison.runs)} runs {_setting(comparison)}; {_listed(comparison.seeds)}.",
+        subtitle=f"{runs}; {_listed(comparison.seeds)}.",
         cards=_cards(comparison),
         panels=(_panel(comparison),),
         tables=(replace(table(comparison), caption=None),),  # the plot's note has it

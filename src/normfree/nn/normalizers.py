@@ -268,8 +268,6 @@ class SyncedBatchNorm(_BatchNorm):
     sum_: Sum
     world: int
 
-    # Not compiled, because the sum waits for other processes.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         """Normalize by the statistics of all processes in training, and by the running ones in evaluation."""
         if not self.training:
@@ -299,7 +297,10 @@ class SyncedBatchNorm(_BatchNorm):
 
 @cache
 def _synced_class(kind: type[_BatchNorm]) -> type[SyncedBatchNorm]:
-    return cast(type[SyncedBatchNorm], type(f"SyncedBatchNorm{kind.__name__}", (SyncedBatchNorm, kind), {}))
+    # Not compiled, because the sum waits for other processes. `disable` loads the compiler, which takes over a second,
+    # so it is called here and not when this file is imported.
+    members = {"forward": torch.compiler.disable(SyncedBatchNorm.forward)}
+    return cast(type[SyncedBatchNorm], type(f"SyncedBatchNorm{kind.__name__}", (SyncedBatchNorm, kind), members))
 
 
 def _batch_moments(x: Tensor, sum_: Sum, world: int) -> tuple[Tensor, Tensor]:

@@ -75,6 +75,10 @@ class _Scalar(OneElementScalars):
         """The number as a tensor without dimensions."""
         return number_of(self.value)
 
+    def _beside(self, x: Tensor) -> Tensor:
+        """The number for a sum or product with x; on a CPU, a view costs as much time as the sum itself."""
+        return self.value if x.is_cpu and x.dim() > 0 and x.dtype == self.value.dtype else self.number
+
     @torch.no_grad()
     def set_(self, value: float) -> None:
         """Set the number."""
@@ -108,7 +112,7 @@ class ScalarBias(_Scalar):
         """Add the number."""
         if self.folded:
             return x
-        return x + (self.number if self.moved is None else self.number + self.moved)
+        return x + (self._beside(x) if self.moved is None else self.number + self.moved)
 
 
 class ScalarMultiplier(_Scalar):
@@ -125,7 +129,7 @@ class ScalarMultiplier(_Scalar):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply by the number."""
-        return x * self.number
+        return x * self._beside(x)
 
 
 ScalarName = Literal["alpha", "shift", "beta", "delta", "skip"]

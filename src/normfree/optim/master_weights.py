@@ -300,10 +300,14 @@ class UpdateRule:
             step: The number of the step, from 1.
             alive: Whether the run's loss and gradients have been finite so far.
         """
+        # Without a device to wait for, reading the flag is faster than computing with it.
+        readable = values.device.type == "cpu" and not torch.compiler.is_compiling()
+        if readable and not alive:
+            return
         rule = self._adam if self.name != "sgd" else self._sgd
         updated = rule(values, gradient, state, lr, weight_decay, step)
         for old, new in zip((values, *state), updated, strict=True):
-            old.copy_(torch.where(alive, new, old))
+            old.copy_(new if readable else torch.where(alive, new, old))
 
     def _sgd(
         self, w: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, weight_decay: float, step: Tensor
@@ -312,8 +316,9 @@ class UpdateRule:
         g = g + weight_decay * w if weight_decay else g
         if not state:
             return (w - lr * g,)
-        v = self.momentum * state[0] + g
-        return w - lr * (g + self.momentum * v if self.nesterov else v), v
+        v = (self.momentum * state[0]).add_(g)
+        step = lr * (g + self.momentum * v if self.nesterov else v)
+        return step.neg_().add_(w), v  # in place, because memory for a new vector costs more than the arithmetic
 
     def _adam(
         self, w: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, weight_decay: float, step: Tensor

@@ -21,6 +21,10 @@ from normfree.errors import missing_package
 from normfree.report.panels import COLOURS, DASHES, SHAPES, Curve, Panel, curve_names, describe_gaps
 from normfree.report.tables import Link, Rating, Table
 
+# A power such as L^(-1/2) or 0.9^l, and an index such as a_1 or Σ_{k<l}; a name such as he_in has neither.
+_RAISED = re.compile(r"(?<=[\w)\]>])\^(?:\(((?:[^()]|\([^()]*\))*)\)|\{([^{}]*)\}|(-?\d+/\d+|-?\w+))")
+_LOWERED = re.compile(r"(?<![\w/.])([^\W\d_]|&[#\w]+;)_(?:\{([^{}]*)\}|(\w)(?!\w))")
+
 _IDS = ("all", "data", "download", "legend", "theme", "tooltip", "written")  # ids that the page itself uses
 
 
@@ -69,9 +73,9 @@ class Page:
     """The content of a page from top to bottom. A card and a curve of the same name share a colour.
 
     One legend stands above all charts. If there are more curves than colours and dashes can distinguish, each section
-    has its own legend and colours. The tables of the `summary` stand above the charts. `written` is the time of writing
-    in seconds since 1970, which the page shows unless it is 0. A page of work in progress loads itself again every
-    `refresh` seconds, and keeps hidden curves hidden.
+    has its own legend and colours. Every line of the subtitle is a paragraph. The tables of the `summary` stand above
+    the charts. `written` is the time of writing in seconds since 1970, which the page shows unless it is 0. A page of
+    work in progress loads itself again every `refresh` seconds, and keeps hidden curves hidden.
     """
 
     title: str
@@ -159,6 +163,7 @@ def render_page(page: Page) -> str:
         breakable=lambda name: Markup("<wbr>").join(re.split(r"(?<=[/_])", name)),
         shape=lambda index: list(SHAPES.values())[index % len(SHAPES)],
         gaps=describe_gaps,
+        formulas=formulas,
         written=datetime.fromtimestamp(page.written, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if page.written else "",
         summary=_summary,
         script=Markup(script),
@@ -199,6 +204,23 @@ def _mode(path: Path) -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+def set_formulas(text: str) -> str:
+    """Set the powers and indices in a text that is HTML or Markdown already.
+
+    >>> set_formulas("a_1 and L^(-1/2), but he_in")
+    'a<sub>1</sub> and L<sup>-1/2</sup>, but he_in'
+    """
+    lowered = _LOWERED.sub(lambda m: f"{m[1]}<sub>{m[2] or m[3]}</sub>", text)
+    return _RAISED.sub(lambda m: f"<sup>{m[1] or m[2] or m[3]}</sup>", lowered)
+
+
+def formulas(text: str) -> str:
+    """Escape a text for a page, and set its powers and indices."""
+    from markupsafe import Markup, escape
+
+    return Markup(set_formulas(str(escape(text))))
 
 
 def _plain(value: float) -> float | str:

@@ -211,7 +211,8 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     if not panel.names:
         heights = [math.log10(v) if panel.log_y else v / scale for v in values] or [0.0]
         near = _NEAR * max(max(heights) - min(heights), 1.0 if panel.log_y else 0.0)
-        covered = [list(_pieces(each, points[place + 1 :], near)) for place, each in enumerate(points)]
+        joined = [places if curve.joined else [] for curve, places in zip(panel.curves, points, strict=True)]
+        covered = [list(_pieces(each, joined[place + 1 :], near)) for place, each in enumerate(joined)]
         most = max((over for pieces in covered for _, over in pieces), default=0)
         covers = most > 0
         for curve, places, pieces in zip(panel.curves, points, covered, strict=True):
@@ -331,7 +332,7 @@ def _pieces(points: _Points, after: Sequence[_Points], near: float) -> Iterator[
     >>> [over for _, over in _pieces([(1, 0.0), (2, 0.0), (3, 0.0)], [[(1, 9.0), (2, 0.0), (3, 0.01)]], 0.1)]
     [0, 1]
     """
-    over = [0] * (len(points) - 1)  # one count for each segment
+    over = [0] * max(len(points) - 1, 0)  # one count for each segment
     for other in after:
         at = dict(other)
         on = [abs(at.get(x, math.nan) - y) <= near for x, y in points]

@@ -55,7 +55,7 @@ def table(tuning: Tuning) -> Table:
     )
     counts = [f"{sum(t.status == status for t in tuning.trials)} {status}" for status in _statuses(tuning)]
     more = f" The {_SHOWN} best are shown." if len(ranked) > _SHOWN else ""
-    caption = f"{', '.join(counts)}.{more} The best is chosen by validation {tuning.metric}; the test plays no part."
+    caption = f"{', '.join(counts)}.{more} The best is chosen by validation {tuning.metric}; the test data are unused."
     return Table(f"{tuning.finished} of {tuning.total} trials", columns, rows, caption=caption)
 
 
@@ -84,9 +84,13 @@ def train_options(trial: TunedTrial, search: Sequence[str]) -> str:
 
 def panels(tuning: Tuning) -> tuple[Panel, ...]:
     """Draw the scores in the order of the trials, and against every searched setting."""
-    label = f"validation {tuning.metric}"
-    better = max if tuning.metric == "accuracy" else min
-    scored = [trial for trial in tuning.trials if trial.score is not None]
+    accuracy = tuning.metric == "accuracy"
+    label, better = ("validation accuracy in %", max) if accuracy else (f"validation {tuning.metric}", min)
+    scored = [
+        replace(trial, score=100 * trial.score if accuracy else trial.score)
+        for trial in tuning.trials
+        if trial.score is not None
+    ]
     if not scored:
         return ()
     best, so_far = [], None
@@ -97,7 +101,7 @@ def panels(tuning: Tuning) -> tuple[Panel, ...]:
     numbers = tuple(float(trial.number) for trial in scored)
     curves = [*_dots(scored, lambda trial: float(trial.number))]
     if not all(map(math.isnan, best)):
-        curves.append(Curve("best so far", tuple(best), x=numbers))
+        curves.insert(0, Curve("best so far", tuple(best), x=numbers))  # below the dots
     found = [Panel("history", tuple(curves), y_label=label, x_label="trial", log_y=False, from_zero=False)]
     for one in parse_search(tuning.search):
         places: dict[Any, float] = {}

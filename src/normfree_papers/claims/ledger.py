@@ -60,11 +60,12 @@ _MEANING = (
     "by Student's t, or, for a share of yes and no, by the exact binomial limits. A check *holds* when the interval "
     "lies in the expected range, *fails* when it lies outside, and is *undecided* when it straddles an end or when "
     "there is one value only. An *exact* number has no randomness, and one value decides. The column *by* says where "
-    "the range comes from: a figure of the paper, a derivation, or our reading of one of its words. A claim *fails* "
-    "when a main check fails, *holds* when all main checks hold, and is *undecided* otherwise; asides are shown and do "
-    "not decide. A *stand-in* uses other data or networks than the paper, and is counted apart. A *quick run* is a "
-    "small one on a CPU, and says little about the claim itself. A claim is *stale* when a training run behind it is "
-    "not what today's code would make."
+    "the range comes from: a figure of the paper, a derivation, or our reading of one of its words.",
+    "A claim *fails* when a main check fails, *holds* when all main checks hold, and is *undecided* otherwise; asides "
+    "are shown and do not decide.",
+    "A *stand-in* uses other data or networks than the paper, and is counted apart. A *quick run* is a small one on a "
+    "CPU, and says little about the claim itself. A claim is *stale* when a training run behind it is not what today's "
+    "code would make.",
 )
 
 
@@ -202,7 +203,8 @@ class _Writer:
             "Written by `make claims` from the claims in `src/normfree_papers` and the measurements in `results`; do "
             "not edit it by hand."
         )
-        yield f"{counts_of(found)}. {_MEANING}"
+        yield f"{counts_of(found)}."
+        yield from _MEANING
         papers = {paper: [entry for entry in found if entry.claim.paper == paper] for paper in PAPERS}
         papers = {paper: of for paper, of in papers.items() if of}
         yield "## Contents"
@@ -327,7 +329,7 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
         sections.append(Section("What was not run", tables=(Table("", columns, rows),), name="not run"))
     return Page(
         "The claims of the papers, run and judged",
-        subtitle=f"{counts_of(found)}. {_MEANING.replace('*', '')}",
+        subtitle="\n".join((f"{counts_of(found)}.", *_MEANING)).replace("*", ""),
         cards=tuple(_card(entry) for entry in found),
         sections=tuple(sections),
         notes=("Made from the results by: normfree reproduce --write claims.html",),
