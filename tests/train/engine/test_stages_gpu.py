@@ -32,6 +32,8 @@ from stopped_steps import stop_at
 pytestmark = pytest.mark.gpu
 NORM_FREE = [name for name in names() if get(name).norm is None and "residual" in get(name).skips]
 BF16 = 2.0**-8  # one step of bfloat16
+PATHS = (Path(nf.__file__).parents[1], Path(__file__).parents[2] / "support")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS))}  # of this file as a program
 BASE: dict[str, Any] = {
     "model": "resnet20",
     "batch_size": 32,
@@ -126,7 +128,7 @@ def test_two_runs_give_the_same_bits(tmp_path: Path, method: str) -> None:
 def test_two_processes_with_the_defaults_give_the_same_bits(tmp_path: Path) -> None:
     """With `kernels`, `compile` and `graph` as they are if nothing is set: each process compiles for itself."""
     alone = [[sys.executable, __file__, str(tmp_path / name), "alone"] for name in ("one", "two")]
-    started = [subprocess.Popen(command) for command in alone]
+    started = [subprocess.Popen(command, env=ENVIRONMENT) for command in alone]
     assert [process.wait(timeout=300) for process in started] == [0, 0]
     assert RunFolder(tmp_path / "one").read_result()["config"]["kernels"] == "stage"
     one, two = state(tmp_path / "one"), state(tmp_path / "two")
@@ -183,7 +185,7 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    shared = {**ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     command = [sys.executable, __file__, str(tmp_path / "two")]
     started = [subprocess.Popen(command, env={**shared, "RANK": str(rank)}) for rank in (0, 1)]
     assert [process.wait(timeout=180) for process in started] == [0, 0]
