@@ -85,7 +85,6 @@ def test_demo_prints_and_writes(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
         signal_model="wrn-16-1",
         models=("resmlp-1-8",),
         epochs=0,
-        lrs=(0.1,),
         batch_model="resmlp-1-8",
         batch_sizes=(500,),
         batch_rates=(0.1,),

@@ -18,7 +18,7 @@ TINY = DemoSettings(
     signal_model="wrn-40-1",
     models=("resmlp-1-8", "resmlp-99-8"),
     epochs=1,
-    lrs=(0.1, 0.01),
+    rates={"fixup": 0.1, "batchnorm": 0.1, "sqrt_half": 0.01, "he_in": 0.01},
     seeds=(0, 1),
     batch_model="resmlp-1-8",
     batch_sizes=(64, 128),
@@ -54,7 +54,7 @@ def test_demo_is_read_the_second_time(demo: Demo, folder: Path, monkeypatch: pyt
 
 
 def test_progress_counts_what_a_run_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By number the 12 deepest of 52 would be a quarter of the work, and the time left more than twice what it is."""
+    """By number the 3 deepest of 52 would be 6 % of the work, and the time left more than what it is."""
     told: list[int] = []
     texts: list[str] = []
 
@@ -62,19 +62,25 @@ def test_progress_counts_what_a_run_costs(tmp_path: Path, monkeypatch: pytest.Mo
         told.append(done)
         texts.append(text)
 
-    def stopped(*_: object, progress: Callable[[int, int, str], None], **__: object) -> Any:
-        for done in (0, 12, 36):
-            progress(done, 36, "about 1 min 2 s left, a run")
-        return SimpleNamespace(signal=1)
+    calls: list[int] = []
+
+    def stopped(*_: object, methods: list[str], progress: Callable[[int, int, str], None], **__: object) -> Any:
+        for done in (0, 3 * len(methods), 9 * len(methods)):
+            progress(done, 9 * len(methods), "about 1 min 2 s left, a run")
+        calls.append(len(methods))
+        return SimpleNamespace(signal=1 if sum(calls) == 4 else None)
 
     monkeypatch.setattr(room, "compare", stopped)
     monkeypatch.setattr(room, "measure_signal", lambda _: ([1.0], [1.0]))
     assert run_demo(tmp_path, progress=update) is None
-    assert texts[1:] == ["a run"] * 3  # one estimate of the time left: that of the demo
-    start, signals, deepest, depths = told
+    assert texts[1:] == ["a run"] * 9  # one estimate of the time left: that of the demo
+    assert calls == [1, 1, 2]  # the methods that share a learning rate
+    start, signals, deepest, fixup, _, _, batchnorm, _, _, depths = told
     assert (start, signals) == (0, pytest.approx(6, abs=4))  # of 201 s of one core: about 11
-    assert deepest - signals == pytest.approx(52, abs=8)  # 58 % of the time of all runs, under load
-    assert depths - deepest == pytest.approx(10, abs=4)  # 14 %
+    assert deepest - signals == pytest.approx(12, abs=6)  # the shares of the time of all runs, under load
+    assert fixup - signals == pytest.approx(14, abs=6)
+    assert batchnorm - signals == pytest.approx(38, abs=8)
+    assert depths - signals == pytest.approx(60, abs=8)
 
 
 def test_demo_page_says_what_was_measured(demo: Demo) -> None:

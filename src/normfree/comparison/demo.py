@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,19 @@ _SAMPLES = 6_000  # to train on, of the spirals and of the images
 # For the progress bar: a signal takes as long as a training step through this many layers, and a method that diverges
 # does only a share of its steps.
 _SIGNAL_COST = 16_000.0
-_SHARE_OF_STEPS, _SHARE_AT_BATCH_TWO = {"sqrt_half": 0.7, "he_in": 0.05}, {"batchnorm": 0.2}
+_SHARE_OF_STEPS, _SHARE_AT_BATCH_TWO = {"he_in": 0.05}, {"batchnorm": 0.2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
     """The experiments of the demo; the defaults take less than two minutes on two idle CPU cores."""
 
-    methods: tuple[str, ...] = tuple(DESCRIPTIONS)
+    rates: Mapping[str, float] = field(  # the learning rate of each method: the best of 0.01 to 0.07 at 100 layers
+        default_factory=lambda: {"fixup": 0.07, "batchnorm": 0.02, "sqrt_half": 0.01, "he_in": 0.01}
+    )
     signal_model: str = "wrn-1000-1"
     models: tuple[str, ...] = ("resmlp-1-64", "resmlp-4-64", "resmlp-49-64")
     epochs: int = 7
-    lrs: tuple[float, ...] = (0.07,)
     seeds: tuple[int, ...] = (0, 1, 2)
     twins: tuple[str, str] = ("batchnorm", "fixup")
     batch_model: str = "resmlp-149-64"
@@ -61,6 +63,18 @@ class DemoSettings:
     batch_rates: tuple[float, ...] = (0.3, 0.1)  # at a batch of 128; in proportion at other sizes
     batch_held_out: float = 0.9  # training on a tenth of the images is enough, and ten times as fast
     seed: int = 0
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods, in the order of the page."""
+        return tuple(self.rates)
+
+    def methods_by_rate(self) -> dict[float, list[str]]:
+        """The methods that share a learning rate."""
+        found: dict[float, list[str]] = {}
+        for method, rate in self.rates.items():
+            found.setdefault(rate, []).append(method)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +111,6 @@ def run_demo(
     short: dict[str, Any] = {"loss_limit": _NO_LIMIT, "checkpoint_epochs": 0}  # runs take seconds
     base = recipe("spirals", epochs=settings.epochs, clip="none", warmup=1.0, **short)
     quick = TrainConfig(epochs=1, validation=settings.batch_held_out, **short)
-    share = len(settings.methods) * len(settings.models) * len(settings.lrs) * len(settings.seeds)
     each = len(settings.twins) * len(settings.batch_rates)
     costs = _costs(settings, base, quick)
 
@@ -115,11 +128,15 @@ def run_demo(
         show(before + done, re.sub(r"^about [^,]* left(, )?", "", text))  # its own estimate is of one comparison
 
     common: dict[str, Any] = {"out": out / "runs", "jobs": jobs, "progress": show_runs}
-    grid: dict[str, Any] = {"methods": settings.methods, "models": settings.models, "lrs": settings.lrs}
-    depth = compare(base, seeds=settings.seeds, **grid, **common)
-    if depth.signal is not None:
-        return None
-    before += share
+    parts = []
+    for rate, methods in settings.methods_by_rate().items():
+        grid: dict[str, Any] = {"methods": methods, "models": settings.models, "lrs": [rate]}
+        parts.append(compare(base, seeds=settings.seeds, **grid, **common))
+        if parts[-1].signal is not None:
+            return None
+        before += len(methods) * len(settings.models) * len(settings.seeds)
+    ended = sorted((run for part in parts for run in part.runs), key=lambda run: run.depth)
+    depth = replace(parts[0], runs=tuple(ended), methods=settings.methods, lrs=tuple(settings.methods_by_rate()))
     batches = {}
     for size in settings.batch_sizes:
         rates = [rate * size / 128 for rate in settings.batch_rates]
@@ -144,14 +161,16 @@ def _costs(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> lis
         steps = config.epochs * math.ceil(_SAMPLES * (1 - config.validation) / config.batch_size)
         return float(layers(build(model, "he_in", device="meta").plan) * steps)
 
-    runs = len(settings.lrs) * len(settings.seeds)
-    shares = [_SHARE_OF_STEPS.get(method, 1.0) for method in settings.methods for _ in range(runs)]
+    groups = [
+        [_SHARE_OF_STEPS.get(method, 1.0) for method in methods for _ in settings.seeds]
+        for methods in settings.methods_by_rate().values()
+    ]
     depths = sorted((cost(model, base) for model in settings.models), reverse=True)
     sizes = {size: cost(settings.batch_model, quick.with_changes(batch_size=size)) for size in settings.batch_sizes}
     first = [_SHARE_AT_BATCH_TWO.get(method, 1.0) for method in settings.twins for _ in settings.batch_rates]
     return [
         *[_SIGNAL_COST] * len(settings.methods),
-        *(one * share for one in depths for share in shares),
+        *(one * share for shares in groups for one in depths for share in shares),
         *(one * (share if size == 2 else 1.0) for size, one in sizes.items() for share in first),
     ]
 
@@ -335,9 +354,7 @@ def _fate(values: list[float]) -> str:
 def _depth_section(demo: Demo) -> Section:
     s = demo.settings
     width = s.models[0].rsplit("-", 1)[-1]
-    rates = f"the learning rate {s.lrs[0]:g}, which suits {s.methods[0]}; others may do better at another"
-    if len(s.lrs) > 1:
-        rates = f"the best of the learning rates {', '.join(f'{lr:g}' for lr in s.lrs)}, by 600 points held out"
+    rates = ", ".join(f"{method} {rate:g}" for method, rate in s.rates.items())
     points = demo.depth.points
     least, most = min(p.depth for p in points), max(p.depth for p in points)
     starts, ends = ([f"{p.method} {_end(p)}" for p in points if p.depth == depth] for depth in (least, most))
@@ -347,8 +364,8 @@ def _depth_section(demo: Demo) -> Section:
         (
             f"Residual networks of fully connected layers, {width} wide, learn to which of five interleaved spirals a "
             f"point belongs, in {s.epochs} passes over 5,400 points. A spiral needs a function with many folds, and a "
-            f"deep network folds once a layer. Every method has {rates}. A point is the mean of {len(s.seeds)} seeds; "
-            "× marks a method that diverged.",
+            f"deep network folds once a layer. Each method has a learning rate that suits it: {rates}. A point is the "
+            f"mean of {len(s.seeds)} seeds; × marks a method that diverged.",
             f"At {most:,} layers: {', '.join(ends)}. At {least:,} layers: {', '.join(starts)}. For comparison, a "
             f"linear classifier gets {percent(linear)}, and guessing {percent(demo.depth.chance)}.",
         ),
