@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
-from normfree.diagnostics.autograd_graph import walk
+from normfree.diagnostics.graph_nodes import walk
 from normfree.diagnostics.input_output import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
 from normfree.diagnostics.invariants import Trace, first_difference, trace
 from normfree.diagnostics.signals import CONSTANT, Fact, Gain, Signal
@@ -86,11 +86,10 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
     if signal.unmeasured:
         return signal
     facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))
-    if signal.by_kind["overflow"]:
-        overflows = _Overflows()
-        with torch.no_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
-            model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
-        facts = (*(Fact("overflow", place) for place in overflows.found[:1]), *facts)
+    overflows = _Overflows()  # the graph does not show code before the first weight
+    with torch.no_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
+        model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
+    facts = (*(Fact("overflow", place) for place in overflows.found[:1]), *facts)
     if signal.head.variation <= CONSTANT:
         facts = (*facts, *end_of_variation(trace(model, parts, (args, kwargs), evaluate=False)))
     found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), facts=facts)
@@ -260,7 +259,7 @@ class _Overflows(Observer):
         out = call.run()
         if isinstance(out, Tensor) and out.dtype is torch.float16 and bool((out == math.inf).any()):
             given = [t for t in tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor)]
-            if not any(bool((t == math.inf).any()) for t in given):
+            if given and not any(bool((t == math.inf).any()) for t in given):
                 self.found.append(self.home)
         return out
 

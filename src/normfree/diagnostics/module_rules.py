@@ -47,6 +47,8 @@ FACT_RULES = (
     FactRule("softmax over the batch"),
     FactRule("softmax over the wrong axis"),
     FactRule("mask of the wrong side", last=True),
+    FactRule("mask of the diagonal", last=True),
+    FactRule("statistics never move"),
     FactRule("padding attended to", last=True),
 )
 AT_LAST = ("input ignored", "later positions seen", "targets not shifted")  # may be consequences of other faults
@@ -230,10 +232,14 @@ def find_zero_layer(signal: Signal, starts: set[str]) -> str:
 
 
 def zero_starts(signal: Signal) -> set[str]:
-    """The layers whose weights are zero, but get a gradient, in a network whose output varies without them."""
-    if signal.unmeasured or not signal.head.variation > CONSTANT:
+    """The layers whose weights are zero, but get a gradient, and behind which nothing waits for them.
+
+    Either the output varies without them, or they make the output themselves, as a readout does.
+    """
+    if signal.unmeasured:
         return set()
-    return {layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.gradient_norm > 0}
+    late = {layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.gradient_norm > 0}
+    return late if signal.head.variation > CONSTANT else late & {signal.graph.output_place}
 
 
 def missing_activations(signal: Signal) -> Iterator[Finding]:

@@ -30,6 +30,8 @@ def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
         yield finding("input not finite", "the input")
     elif x.alike:
         yield finding("input constant", "the input", mean=x.mean)
+    elif x.highest <= 0 and any(s.level == 0 or s.variation <= CONSTANT for s in signal.sums[:1]):
+        yield finding("input all negative", "the input", mean=x.mean)
     elif abs(x.mean) > INPUT_OFFSET * x.deviation:
         yield finding("input not centred", "the input", mean=x.mean, deviation=x.deviation)
     elif x.size < INPUT_SMALL or x.size > INPUT_LARGE:

@@ -109,7 +109,7 @@ class InputFacts:
         dtype: The name of the type, such as 'float32'; '' without such an input.
         variation: The variance over the batch relative to the second moment, as in `SumSignal`.
         lowest: The smallest number, of targets only.
-        highest: The largest number, of targets only.
+        highest: The largest number.
         size: The root mean square.
     """
 
