@@ -171,7 +171,7 @@ class GraphReader:
             masks = (saved_tensor(node, name) for name in ("attn_mask", "attn_bias"))
             for mask in (m for m in masks if m is not None and m.is_floating_point()):
                 self.attentions.append((node, mask.exp()))
-                self._read_sides(node, mask[:1].float().exp())
+                self._read_sides(node, (mask[:1] if mask.dim() > 2 else mask).float().exp())
         elif kind in NORMALIZERS:
             self._read_normalizer(node)
         elif kind in ("Max", "Topk"):
@@ -290,14 +290,14 @@ class GraphReader:
             some = last[: max(1, MOST_SAMPLES * 4 // max(1, last[0].numel()))].float()
             self._note("openness", node, _attention_openness(some), detail="attention")
             self._note("attention masked out", node, (some == some[..., :1]).all())
-            if some.dim() > 2 and function_name(before) in MASKINGS:
+            if some.dim() > 2 and function_name(before) in (*MASKINGS, "Baddbmm"):
                 self._read_sides(node, some)
 
     def _read_sides(self, node: Any, weights: Tensor) -> None:
         """Look at a mask that leaves each position the later ones only, or itself only."""
         if weights.shape[-1] == weights.shape[-2] >= 4:
             inner = weights[..., 1:-1, :]
-            past, future = inner.tril(-1).sum(), inner.triu(2).sum()
+            past, future = inner.tril().sum(), inner.triu(2).sum()
             self._note("mask of the wrong side", node, (past == 0) & (future > 0))
             own = weights.diagonal(dim1=-2, dim2=-1)
             self._note("mask of the diagonal", node, (weights.sum() == own.sum()) & (own > 0).all())

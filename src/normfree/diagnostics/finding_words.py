@@ -126,8 +126,8 @@ equal filters | faulty | half of the filters of a layer are equal
   {percent} of the filters of {names} are equal to another one
   look at {names}: equal filters get equal gradients and stay equal; draw the weights at random
 copies of one module | faulty | weights of a list are equal, and so are their gradients
-  {detail} have the same weights and get the same gradients
-  look at {detail}: they are copies with identical weights and gradients, so that they stay equal and do the work of
+  {names} have the same weights and get the same gradients
+  look at {names}: they are copies with identical weights and gradients, so that they stay equal and do the work of
   one; draw each at random, not by copy.deepcopy
 dead units | faulty | 80 % of the units without a gradient, more than chance explains
   {percent} of the units of {place} get no gradient

@@ -19,7 +19,7 @@ from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.sharding import is_sharded, whole
 from normfree.plan import Branch, Layer, ResidualPlan
-from normfree.report.tables import Column, Table, compact, shorten_names
+from normfree.report.tables import Column, Table, compact
 
 BYTES_AT_ONCE = 2**28  # of gradients that are reduced together; a reduction costs about 0.3 ms on a GPU
 EQUAL = 1e-4  # relative difference of gradients that is rounding
@@ -108,7 +108,7 @@ class LayerWeights:
         return tuple(found), slopes
 
     def copies(self, gradients: Mapping[str, Tensor]) -> Iterator[Fact]:
-        """The weights of a list that are equal, and get equal gradients, so that they stay equal.
+        """The weights of a list that are equal, and get gradients of equal sizes, so that they may stay equal.
 
         Copies in series get different gradients, and so do parallel ones that read different tensors.
         """
@@ -123,8 +123,7 @@ class LayerWeights:
                 same = [n for n in others if torch.equal(parameters[n], weight)]
                 same = [n for n in same if torch.allclose(gradients[n], gradient, rtol=EQUAL, atol=0)]
                 if same:
-                    names = [n.rpartition(".")[0] for n in (first, *same)]
-                    yield Fact("copies of one module", names[0], shorten_names(names))
+                    yield Fact("copies of one module", first.rpartition(".")[0], ", ".join((first, *same)))
 
     def gradient_facts(self, gradients: Mapping[str, float]) -> dict[str, Any]:
         """Whether only frozen parameters get a gradient, and who would learn; `gradients` are their norms."""

@@ -53,7 +53,14 @@ FACT_RULES = (
 )
 AT_LAST = ("input ignored", "later positions seen", "targets not shifted")  # may be consequences of other faults
 RULED = {rule.word for rule in (IN_PLACE, NORMALIZER_OF_ONE, *FACT_RULES)}
-ELSEWHERE = {*RULED, *AT_LAST, "weights not registered", "epsilon too large", "attention masked out"}
+ELSEWHERE = {
+    *RULED,
+    *AT_LAST,
+    "weights not registered",
+    "epsilon too large",
+    "attention masked out",
+    "copies of one module",
+}
 
 
 def fact_faults(signal: Signal, *rules: FactRule) -> Iterator[Finding]:
@@ -195,6 +202,9 @@ def faulty_weights(signal: Signal, zero_layer: str) -> Iterator[Finding]:
     if names := _frozen_among_others(signal):
         yield finding("frozen weights", names[0], names=names, verb="require" if len(names) > 1 else "requires")
     last = {layer.name for layer in signal.plan.classifier}
+    for fact in islice(signal.by_kind["copies of one module"], 1):
+        names = [name.rpartition(".")[0] for name in fact.detail.split(", ")]
+        yield finding("copies of one module", fact.place, names=names)
     equal = [
         layer
         for layer in signal.layers
