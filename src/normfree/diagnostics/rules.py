@@ -1,8 +1,8 @@
 """The rules for the signal on its way: the input, the stem, the branches, the gradient, the output and the loss.
 
-`module_rules.py` has the rules for single modules and functions, `finding_words.py` the words and remedies. The functions
-are pure, and each limit stands above its rule with its reason. Unless stated otherwise a limit is a ratio of variances
-or of second moments, not of standard deviations.
+`module_rules.py` has the rules for single modules and functions, `finding_words.py` the words and remedies. The
+functions are pure, and each limit stands above its rule with its reason. Unless stated otherwise a limit is a ratio of
+variances or of second moments, not of standard deviations.
 """
 
 from __future__ import annotations
