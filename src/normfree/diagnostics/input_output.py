@@ -134,7 +134,7 @@ def _can_be_compared(output: Tensor, targets: Tensor) -> bool:
     """
     if targets.is_floating_point() or targets.numel() == output.numel():
         try:
-            return torch.broadcast_shapes(output.shape, targets.shape) == output.shape
+            return tuple(torch.broadcast_shapes(output.shape, targets.shape)) == tuple(output.shape)
         except RuntimeError:
             return targets.numel() == output.numel()
     for axis in {1, output.dim() - 1}:

@@ -107,23 +107,23 @@ class LayerWeights:
             found.append(LayerSignal(layer, norm, slope, units, dead, equal, names[0] in self.frozen))
         return tuple(found), slopes
 
-    def copies(self, gradients: Mapping[str, Tensor]) -> Iterator[Fact]:
-        """The weights of a list that are equal, and get gradients of equal sizes, so that they may stay equal.
+    def copies(self, gradients: Mapping[str, float]) -> Iterator[Fact]:
+        """The weights of a list that are equal, and get gradients of equal norms, so that they may stay equal.
 
         Copies in series get different gradients, and so do parallel ones that read different tensors.
         """
         parameters = self.parts.parameters
         alike: dict[Any, list[str]] = {}
-        for name in gradients:
-            if name not in self.frozen and NUMBERS.search(name) and parameters[name].dim() > 1:
+        for name, norm in gradients.items():
+            if norm > 0 and name not in self.frozen and NUMBERS.search(name) and parameters[name].dim() > 1:
                 alike.setdefault((NUMBERS.sub("", name), tuple(parameters[name].shape)), []).append(name)
-        for first, *others in alike.values():
-            weight, gradient = parameters[first], gradients[first]
-            if others and not is_sharded(weight) and bool(gradient.any()) and bool(weight.any()):
-                same = [n for n in others if torch.equal(parameters[n], weight)]
-                same = [n for n in same if torch.allclose(gradients[n], gradient, rtol=EQUAL, atol=0)]
-                if same:
-                    yield Fact("copies of one module", first.rpartition(".")[0], ", ".join((first, *same)))
+        for names in alike.values():
+            close = [n for n in names if math.isclose(gradients[n], gradients[names[0]], rel_tol=EQUAL)]
+            weights = [parameters[n].detach() for n in close]
+            if len(close) > 1 and not is_sharded(weights[0]) and bool(weights[0].any()):
+                same = [n for n, w in zip(close, weights, strict=True) if torch.equal(w, weights[0])]
+                if len(same) > 1:
+                    yield Fact("copies of one module", same[0].rpartition(".")[0], ", ".join(same))
 
     def gradient_facts(self, gradients: Mapping[str, float]) -> dict[str, Any]:
         """Whether only frozen parameters get a gradient, and who would learn; `gradients` are their norms."""
