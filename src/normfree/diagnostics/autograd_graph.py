@@ -17,20 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from normfree.diagnostics.graph_nodes import NEAR, VIEWS, first_function, function_name, place_of, saved_tensor, walk
 from normfree.diagnostics.moments import MOST_SAMPLES, concatenate, sample_values
 from normfree.diagnostics.signals import Fact, GraphFacts
 from normfree.graph.observer import ACTIVATIONS
 from normfree.nn.model_state import ModelParts
 from normfree.nn.sharding import is_sharded
 
-MOST_NODES = 50_000  # that are walked through
 SWAMPED = 1e-3  # variance over epsilon, about the variance that a normalizer then returns
-NEAR = 64  # nodes in which the layer before a function is searched
 ROOT_NEAR = 8  # nodes in which the precision of the numbers under a root is searched
-VIEWS = (
-    "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Permute", "Clone", "Select", "Slice", "T",
-    "ToCopy", "Alias", "AsStrided", "Flatten", "ReshapeAlias",
-)  # fmt: skip
 NORMALIZERS = ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm")
 PRODUCTS = ("Bmm", "Baddbmm")
 CLAMPS = {"Clamp": ("min", "max"), "Hardtanh": ("min_val", "max_val")}  # and the names of their limits
@@ -43,8 +38,8 @@ ROOTS = {
 RARE = 0.05  # an output may be the probability of something rarer, and is no shut gate
 PADDED = 16  # samples whose padding is looked at
 CONDITIONS = (
-    "softmax over the wrong axis", "attention masked out", "mask of the wrong side", "padding attended to",
-    "choice by ties", "overflow",
+    "softmax over the wrong axis", "attention masked out", "mask of the wrong side", "mask of the diagonal",
+    "padding attended to", "choice by ties", "overflow",
 )  # fmt: skip
 DOUBLED = ("Tanh", "Sigmoid", "Softmax", "Gelu", "Silu")  # functions that nobody applies twice in a row
 CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")  # torch writes leaky_relu, its graph LeakyRelu
@@ -66,7 +61,7 @@ def overwritten_place(parts: ModelParts, roots: Iterable[Tensor]) -> str:
                 getattr(node, attribute) if attribute.startswith("_saved_") else None
             except RuntimeError as error:
                 if "inplace" in str(error):
-                    return _place(node, names)
+                    return place_of(node, names)
     return ""
 
 
@@ -108,7 +103,7 @@ class GraphReader:
             nonlinear=not self.functions.keys() <= LINEAR,
             activation=active[0] if active else "",
             output=function_name(maker),
-            output_place=_place(maker, self.names),
+            output_place=place_of(maker, self.names),
             loss=_loss_functions(None if result is None else result.grad_fn, end),
             custom=self.custom,
             reached=frozenset(name for name, p in parameters.items() if id(p) in self.reached),
@@ -117,7 +112,7 @@ class GraphReader:
 
     def _note(self, kind: str, node: Any, *numbers: Tensor, detail: str = "", near: int = NEAR) -> None:
         """Note a fact about the layer before a node; its value and mean are fetched at the end."""
-        self.noted.append((Fact(kind, _place(node, self.names, near), detail), numbers, node))
+        self.noted.append((Fact(kind, place_of(node, self.names, near), detail), numbers, node))
 
     def _fetch(self) -> list[Fact]:
         """Fetch the numbers of all facts; conditions that do not hold are left out."""
@@ -174,7 +169,9 @@ class GraphReader:
                 logits = q[:1, :, :16].float() @ k[:1].float().transpose(-1, -2) * scale
                 self._note("openness", node, _attention_openness(logits.softmax(-1)), detail="attention")
             masks = (saved_tensor(node, name) for name in ("attn_mask", "attn_bias"))
-            self.attentions += [(node, mask.exp()) for mask in masks if mask is not None and mask.is_floating_point()]
+            for mask in (m for m in masks if m is not None and m.is_floating_point()):
+                self.attentions.append((node, mask.exp()))
+                self._read_sides(node, (mask[:1] if mask.dim() > 2 else mask).float().exp())
         elif kind in NORMALIZERS:
             self._read_normalizer(node)
         elif kind in ("Max", "Topk"):
@@ -192,7 +189,7 @@ class GraphReader:
         if _group_size(node) == 1:
             self._note("normalizer of one value", node, near=8)
         eps = getattr(node, "_saved_eps", None)
-        eps = eps or getattr(self.parts.modules.get(_place(node, self.names, 8)), "eps", None)
+        eps = eps or getattr(self.parts.modules.get(place_of(node, self.names, 8)), "eps", None)
         if rate is not None and eps:
             self._note(EPSILON, node, sample_values(rate).square().mean() * eps, detail=repr(float(eps)), near=8)
 
@@ -253,6 +250,8 @@ class GraphReader:
             softmax = first_function(source, (*VIEWS, "Expand"))
             weights = saved_tensor(node, name) if function_name(softmax) == "Softmax" else None
             if weights is not None and weights.shape[dim] > 1:
+                if _is_cut_along_its_axis(source, softmax):  # the column of a sink was dropped
+                    continue
                 total = weights[:8].float().sum(dim)
                 self._note("softmax over the wrong axis", softmax, ((total - 1).abs() > 0.01).any())
 
@@ -267,8 +266,8 @@ class GraphReader:
         dims = len(cat._input_metadata[0].shape)
         if (cat._saved_dim + 2**63) % 2**64 - 2**63 in ((1,) if kind == "Convolution" else (-1, dims - 1)):
             again = next((f for f, number in read if read.count((f, number)) > 1), None)
-            place = next((p for f, _ in inputs if (p := _place(first_function(f), self.names, 1))), "")
-            if place and again is not None and _place(again, self.names):
+            place = next((p for f, _ in inputs if (p := place_of(first_function(f), self.names, 1))), "")
+            if place and again is not None and place_of(again, self.names):
                 self._note("concatenated with itself", node)
                 self.noted[-1] = replace(self.noted[-1][0], place=place), (), node
 
@@ -279,7 +278,7 @@ class GraphReader:
         dim = dim - 2**64 if dim >= 2**63 else dim
         size = result.shape[dim] if result.dim() else 1
         from_layer = before is not None and function_name(before) not in PRODUCTS and _reads_parameter(before)
-        if size == 1 and from_layer and _place(node, self.names):
+        if size == 1 and from_layer and place_of(node, self.names):
             self._note("softmax of one value", node)
         if dim % max(result.dim(), 1) == 0 and result.dim() > 2 and len(result) == self.batch > 1:
             if result.shape[1] != self.batch:  # else it may be a sequence with the positions first
@@ -291,9 +290,32 @@ class GraphReader:
             some = last[: max(1, MOST_SAMPLES * 4 // max(1, last[0].numel()))].float()
             self._note("openness", node, _attention_openness(some), detail="attention")
             self._note("attention masked out", node, (some == some[..., :1]).all())
-            if some.dim() > 2 and some.shape[-1] == some.shape[-2] and function_name(before) in MASKINGS:
-                past, future = some[..., 1:-1, :].tril(-1).sum(), some[..., 1:-1, :].triu(2).sum()
-                self._note("mask of the wrong side", node, (past == 0) & (future > 0))
+            if some.dim() > 2 and function_name(before) in (*MASKINGS, "Baddbmm"):
+                self._read_sides(node, some)
+
+    def _read_sides(self, node: Any, weights: Tensor) -> None:
+        """Look at a mask that leaves each position the later ones only, or itself only."""
+        if weights.shape[-1] == weights.shape[-2] >= 4:
+            inner = weights[..., 1:-1, :]
+            past, future = inner.tril().sum(), inner.triu(2).sum()
+            self._note("mask of the wrong side", node, (past == 0) & (future > 0))
+            own = weights.diagonal(dim1=-2, dim2=-1)
+            self._note("mask of the diagonal", node, (weights.sum() == own.sum()) & (own > 0).all())
+
+
+def _is_cut_along_its_axis(source: Any, softmax: Any) -> bool:
+    """Whether a part of a softmax is left out along the axis that it runs over, so that the rest adds up to less."""
+    path = []
+    while source is not softmax:
+        path.append(source)
+        source = source.next_functions[0][0]
+    for view in reversed(path):
+        if function_name(view) == "Slice":
+            if (view._saved_dim - softmax._saved_dim) % len(softmax._input_metadata[0].shape) == 0:
+                return True
+        elif function_name(view) not in ("Clone", "ToCopy", "Alias"):
+            return False
+    return False
 
 
 def _attention_openness(weights: Tensor) -> Tensor:
@@ -314,52 +336,10 @@ def _plain_tensors(modules: Mapping[str, nn.Module]) -> dict[int, int]:
     return {t.data_ptr(): id(t) for t in held if t.dim() >= 2 and t.is_floating_point() and not t.requires_grad}
 
 
-def walk(roots: Iterable[Any], ends: Iterable[Any] = (), most: int = MOST_NODES) -> Iterable[Any]:
-    """The nodes between some nodes and the input, or the `ends`, from the output on; `most` limits their number."""
-    seen: dict[Any, None] = dict.fromkeys(ends)
-    waiting = [r for r in dict.fromkeys(roots) if r is not None and r not in seen]
-    seen |= dict.fromkeys(waiting)
-    while waiting and len(seen) < most:
-        node = waiting.pop()
-        yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen[following] = None
-                waiting.append(following)
-
-
-def function_name(node: Any) -> str:
-    """The function of a node: 'Tanh' for 'TanhBackward0'."""
-    return "" if node is None else str(node.name()).rpartition("::")[2].partition("Backward")[0]
-
-
-def first_function(node: Any, views: tuple[str, ...] = VIEWS) -> Any:
-    """The first node on the way to the input that is more than a view."""
-    while node is not None and function_name(node) in views and node.next_functions:
-        node = node.next_functions[0][0]
-    return node
-
-
 def _reads_parameter(node: Any) -> bool:
     """Whether a node multiplies by a parameter, as a weight layer does."""
     inputs = [first_function(f) for f, _ in node.next_functions]
     return any(function_name(f) == "AccumulateGrad" for f in inputs)
-
-
-def _place(node: Any, names: Mapping[int, str], near: int = NEAR) -> str:
-    """The module of the nearest parameter before a node, '' if there is none nearby; an embedding only if no other."""
-    waiting, seen, table = deque([node]), 0, ""
-    while waiting and seen < near:
-        current = waiting.popleft()
-        seen += 1
-        if function_name(current) == "Embedding":
-            table = table or _place(current.next_functions[0][0], names, 1)
-            continue
-        variable = getattr(current, "variable", None)
-        if variable is not None and id(variable) in names:
-            return names[id(variable)]
-        waiting.extend(f for f, _ in getattr(current, "next_functions", ()) if f is not None)
-    return table
 
 
 def _loss_functions(start: Any, end: Any) -> tuple[str, ...]:
@@ -374,15 +354,6 @@ def _loss_functions(start: Any, end: Any) -> tuple[str, ...]:
         found.append(function_name(node))
         waiting.extend(f for f, _ in node.next_functions)
     return tuple(found) if start is not end else ()
-
-
-def saved_tensor(node: Any, name: str) -> Tensor | None:
-    """A tensor that a node keeps; None if it keeps none, an empty one, or one that was changed in place since."""
-    try:
-        value = getattr(node, f"_saved_{name}", None)
-    except RuntimeError:
-        return None
-    return value.detach() if isinstance(value, Tensor) and value.numel() and not is_sharded(value) else None
 
 
 def _variance(node: Any) -> float:

@@ -28,7 +28,7 @@ from normfree.files import to_json_values
 from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
-from normfree.nn.model_state import call_arguments, parts_of
+from normfree.nn.model_state import call_arguments, parts_of, preserve_model_state
 from normfree.nn.sharding import is_sharded
 from normfree.plan import ResidualPlan, remembered_method
 from normfree.report.page import Card, Page, Section, write_page
@@ -167,6 +167,13 @@ def diagnose(
         signal = replace(signal, facts=(*signal.facts, *failed))
     label = name or str(getattr(model, "name", type(model).__name__))
     verdict = judge_model(model, signal)
+    if any(s.branch.norm == 0 for s in signal.sums if s.name in verdict.dead):
+        with preserve_model_state(model, parts):  # a branch may be left out at random, as by stochastic depth
+            torch.manual_seed(0)
+            again = propagate(model, inputs, targets, plan=signal.plan, loss=loss, generator=generator)
+        sums = [new if old.name in verdict.dead else old for old, new in zip(signal.sums, again.sums, strict=True)]
+        signal = replace(signal, sums=tuple(sums))
+        verdict = judge_model(model, signal)
     if verdict.at_least("vanishing"):
         signal = look_again(signal, model, inputs, targets, loss)
         verdict = judge_model(model, signal)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
-from normfree.diagnostics.autograd_graph import walk
+from normfree.diagnostics.graph_nodes import walk
 from normfree.diagnostics.input_output import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
 from normfree.diagnostics.invariants import Trace, first_difference, trace
 from normfree.diagnostics.signals import CONSTANT, Fact, Gain, Signal
@@ -30,6 +30,7 @@ from normfree.nn.normalizers import is_norm
 from normfree.nn.sharding import is_sharded, whole
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
+ROUNDED = 1e-3  # relative difference between gradients that only rounding tells apart
 MOST_CANDIDATES = 4  # modules for which a forward pass is made
 
 
@@ -86,23 +87,38 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
     if signal.unmeasured:
         return signal
     facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))
-    if signal.by_kind["overflow"]:
-        overflows = _Overflows()
-        with torch.no_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
-            model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
-        facts = (*(Fact("overflow", place) for place in overflows.found[:1]), *facts)
+    overflows = _Overflows()  # the graph does not show code before the first weight
+    with torch.no_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
+        model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
+    facts = (*(Fact("overflow", place) for place in overflows.found[:1]), *facts)
     if signal.head.variation <= CONSTANT:
         facts = (*facts, *end_of_variation(trace(model, parts, (args, kwargs), evaluate=False)))
-    found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), facts=facts)
-    if all(math.isfinite(s.gradient_level) for s in signal.sums):
-        return found
 
     def start(output: Any) -> Tensor:
         value = loss_of(output, targets, loss)
         return random_start(output) if value is None else value
 
+    for fact in signal.by_kind["copies of one module"]:
+        if not equal_gradients(model, parts, args, kwargs, start, fact.detail.split(", ")):
+            facts = tuple(f for f in facts if f is not fact)
+    found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), facts=facts)
+    if all(math.isfinite(s.gradient_level) for s in signal.sums):
+        return found
     module, function = gradient_origin(model, parts, *_copied(inputs), start)
     return replace(found, gradient_origin=module, gradient_function=function)
+
+
+def equal_gradients(
+    model: nn.Module, parts: ModelParts, args: Any, kwargs: Any, start: Callable[[Any], Tensor], names: list[str]
+) -> bool:
+    """Whether some parameters get the same gradient, not only one of the same size."""
+    weights = [parts.parameters[name] for name in names]
+    with torch.enable_grad(), preserve_model_state(model, parts):
+        value = start(model(*tree_map(_copy, args), **tree_map(_copy, kwargs)))
+        first, *others = torch.autograd.grad(value, weights, allow_unused=True)
+    if first is None or any(g is None for g in others):
+        return False
+    return all(bool((g - first).norm() <= ROUNDED * first.norm()) for g in others)
 
 
 def _copied(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -260,7 +276,7 @@ class _Overflows(Observer):
         out = call.run()
         if isinstance(out, Tensor) and out.dtype is torch.float16 and bool((out == math.inf).any()):
             given = [t for t in tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor)]
-            if not any(bool((t == math.inf).any()) for t in given):
+            if given and not any(bool((t == math.inf).any()) for t in given):
                 self.found.append(self.home)
         return out
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map_with_path
 
-from normfree.diagnostics.autograd_graph import VIEWS, first_function, function_name, saved_tensor
+from normfree.diagnostics.graph_nodes import VIEWS, first_function, function_name, saved_tensor
 from normfree.diagnostics.moments import variations
 from normfree.diagnostics.signals import Fact, GraphFacts, InputFacts, OutputFacts
 from normfree.nn.model_state import ModelParts
@@ -34,7 +34,8 @@ def input_facts(arguments: Any) -> InputFacts:
     values = main.double() if main.device.type == "cpu" else main.float()
     alike = main.shape[0] > 1 and bool((main == main[:1]).all())
     mean, deviation, variation = float(values.mean()), float(values.std(correction=0)), float(variations(main)[0])
-    return InputFacts(finite, mean, deviation, alike, _name(main.dtype), variation)
+    highest = float(values.max())
+    return InputFacts(finite, mean, deviation, alike, _name(main.dtype), variation, highest=highest)
 
 
 class WatchedInput(NamedTuple):
@@ -112,7 +113,7 @@ def check_loss(loss: Any, output: Any, targets: Any) -> Iterator[Fact]:
     source = torch.Generator().manual_seed(0)
     guess, other = (torch.rand(z.shape, generator=source).to(z) * 0.9 + 0.05 for _ in range(2))
     flat = float(loss(guess, y)) == float(loss(other, y))
-    if not flat and float(loss(guess, y)) == float(loss(guess, wrong)):
+    if not flat and _can_be_compared(z, y) and float(loss(guess, y)) == float(loss(guess, wrong)):
         yield Fact("targets ignored", "the loss")
         return
     right = _answers(z, y)
@@ -124,6 +125,22 @@ def check_loss(loss: Any, output: Any, targets: Any) -> Iterator[Fact]:
 
 
 FEW_SAMPLES = 8  # on which a loss is tried
+
+
+def _can_be_compared(output: Tensor, targets: Tensor) -> bool:
+    """Whether targets are numbers or classes of this output; else a loss of the output alone is meant.
+
+    A triplet loss, for example, compares the parts of each sample with each other.
+    """
+    if targets.is_floating_point() or targets.numel() == output.numel():
+        try:
+            return tuple(torch.broadcast_shapes(output.shape, targets.shape)) == tuple(output.shape)
+        except RuntimeError:
+            return targets.numel() == output.numel()
+    for axis in {1, output.dim() - 1}:
+        if output.dim() > 1 and targets.shape == (*output.shape[:axis], *output.shape[axis + 1 :]):
+            return int(targets.max()) < output.shape[axis]
+    return False
 
 
 def _answers(output: Tensor, targets: Tensor) -> Tensor | None:

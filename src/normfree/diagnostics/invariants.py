@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.diagnostics.autograd_graph import walk
+from normfree.diagnostics.graph_nodes import walk
 from normfree.diagnostics.input_output import first_tensor
 from normfree.diagnostics.signals import Fact, Signal
 from normfree.graph.observer import FunctionCall, Observer

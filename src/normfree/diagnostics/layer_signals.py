@@ -22,6 +22,7 @@ from normfree.plan import Branch, Layer, ResidualPlan
 from normfree.report.tables import Column, Table, compact
 
 BYTES_AT_ONCE = 2**28  # of gradients that are reduced together; a reduction costs about 0.3 ms on a GPU
+EQUAL = 1e-4  # relative difference of gradients that is rounding
 COMPARED = 8  # numbers of a filter that are compared first: filters that differ in these are not equal
 
 
@@ -106,6 +107,24 @@ class LayerWeights:
             found.append(LayerSignal(layer, norm, slope, units, dead, equal, names[0] in self.frozen))
         return tuple(found), slopes
 
+    def copies(self, gradients: Mapping[str, float]) -> Iterator[Fact]:
+        """The weights of a list that are equal, and get gradients of equal norms, so that they may stay equal.
+
+        Copies in series get different gradients, and so do parallel ones that read different tensors.
+        """
+        parameters = self.parts.parameters
+        alike: dict[Any, list[str]] = {}
+        for name, norm in gradients.items():
+            if norm > 0 and name not in self.frozen and NUMBERS.search(name) and parameters[name].dim() > 1:
+                alike.setdefault((NUMBERS.sub("", name), tuple(parameters[name].shape)), []).append(name)
+        for names in alike.values():
+            close = [n for n in names if math.isclose(gradients[n], gradients[names[0]], rel_tol=EQUAL)]
+            weights = [parameters[n].detach() for n in close]
+            if len(close) > 1 and not is_sharded(weights[0]) and bool(weights[0].any()):
+                same = [n for n, w in zip(close, weights, strict=True) if torch.equal(w, weights[0])]
+                if len(same) > 1:
+                    yield Fact("copies of one module", same[0].rpartition(".")[0], ", ".join(same))
+
     def gradient_facts(self, gradients: Mapping[str, float]) -> dict[str, Any]:
         """Whether only frozen parameters get a gradient, and who would learn; `gradients` are their norms."""
         moving = {name for name, norm in gradients.items() if norm > 0}
@@ -143,10 +162,10 @@ class LayerWeights:
 def _is_head(name: str, parts: ModelParts, classes: int) -> bool:
     """Whether a module may be another head of the model: it ends in as many units as the output, or is one layer.
 
-    A layer of as many inputs as outputs is none.
+    A layer of as many inputs as outputs is none, and no embedding is, which reads indices.
     """
     weights = [p for n, p in parts.parameters.items() if f"{n}.".startswith(f"{name}.") and p.dim() > 1]
-    if not weights:
+    if not weights or isinstance(parts.modules[name], nn.Embedding):
         return False
     layer = "." not in name and "weight" in parts.modules[name]._parameters
     return (layer and weights[0].shape[0] != weights[0].shape[1]) or weights[-1].shape[0] == classes
@@ -249,11 +268,21 @@ def parameter_facts(parts: ModelParts, classifier: Iterable[Layer], unknown: set
     for name, module in parts.modules.items():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training:
             yield Fact("dropout", name, value=module.p)
+        if isinstance(module, nn.modules.batchnorm._NormBase) and _never_moves(module):
+            yield Fact("statistics never move", name)
         yield from _gates(name, module)
         for n, p in module._parameters.items() if isinstance(module, nn.RNN) else ():
             if p is not None and n.startswith("weight_hh") and not is_sharded(p) and bool(torch.isfinite(p).all()):
                 radius = float(torch.linalg.eigvals(p.detach().float()).abs().max())
                 yield Fact("recurrence", name, str(module.nonlinearity), radius)
+
+
+def _never_moves(norm: nn.modules.batchnorm._NormBase) -> bool:
+    """Whether a normalizer keeps the running statistics that it was built with, mean 0 and variance 1, forever."""
+    mean, variance = norm.running_mean, norm.running_var
+    if not norm.training or norm.momentum != 0 or mean is None or variance is None:
+        return False
+    return not bool(mean.any()) and bool((variance == 1).all())
 
 
 def _sizes(parts: ModelParts) -> Iterator[Fact]:

@@ -47,11 +47,20 @@ FACT_RULES = (
     FactRule("softmax over the batch"),
     FactRule("softmax over the wrong axis"),
     FactRule("mask of the wrong side", last=True),
+    FactRule("mask of the diagonal", last=True),
+    FactRule("statistics never move"),
     FactRule("padding attended to", last=True),
 )
 AT_LAST = ("input ignored", "later positions seen", "targets not shifted")  # may be consequences of other faults
 RULED = {rule.word for rule in (IN_PLACE, NORMALIZER_OF_ONE, *FACT_RULES)}
-ELSEWHERE = {*RULED, *AT_LAST, "weights not registered", "epsilon too large", "attention masked out"}
+ELSEWHERE = {
+    *RULED,
+    *AT_LAST,
+    "weights not registered",
+    "epsilon too large",
+    "attention masked out",
+    "copies of one module",
+}
 
 
 def fact_faults(signal: Signal, *rules: FactRule) -> Iterator[Finding]:
@@ -193,6 +202,9 @@ def faulty_weights(signal: Signal, zero_layer: str) -> Iterator[Finding]:
     if names := _frozen_among_others(signal):
         yield finding("frozen weights", names[0], names=names, verb="require" if len(names) > 1 else "requires")
     last = {layer.name for layer in signal.plan.classifier}
+    for fact in islice(signal.by_kind["copies of one module"], 1):
+        names = [name.rpartition(".")[0] for name in fact.detail.split(", ")]
+        yield finding("copies of one module", fact.place, names=names)
     equal = [
         layer
         for layer in signal.layers
@@ -230,10 +242,14 @@ def find_zero_layer(signal: Signal, starts: set[str]) -> str:
 
 
 def zero_starts(signal: Signal) -> set[str]:
-    """The layers whose weights are zero, but get a gradient, in a network whose output varies without them."""
-    if signal.unmeasured or not signal.head.variation > CONSTANT:
+    """The layers whose weights are zero, but get a gradient, and behind which nothing waits for them.
+
+    Either the output varies without them, or they make the output themselves, as a readout does.
+    """
+    if signal.unmeasured:
         return set()
-    return {layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.gradient_norm > 0}
+    late = {layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.gradient_norm > 0}
+    return late if signal.head.variation > CONSTANT else late & {signal.graph.output_place}
 
 
 def missing_activations(signal: Signal) -> Iterator[Finding]:

@@ -183,6 +183,7 @@ def _measure(
             *parameter_facts(parts, plan.classifier, reader.unknown - {id(w.leaf) for w in watched}),
             *functions,
             *checks,
+            *weights.copies(gradient_sizes),
         ),
         modules=module_facts(parts),
         unreachable=unreachable_targets(graph.output, size, targets),

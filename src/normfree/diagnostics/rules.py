@@ -1,8 +1,8 @@
 """The rules for the signal on its way: the input, the stem, the branches, the gradient, the output and the loss.
 
-`module_rules.py` has the rules for single modules and functions, `findings.py` the words and remedies. The functions
-are pure, and each limit stands above its rule with its reason. Unless stated otherwise a limit is a ratio of variances
-or of second moments, not of standard deviations.
+`module_rules.py` has the rules for single modules and functions, `finding_words.py` the words and remedies. The
+functions are pure, and each limit stands above its rule with its reason. Unless stated otherwise a limit is a ratio of
+variances or of second moments, not of standard deviations.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
         yield finding("input not finite", "the input")
     elif x.alike:
         yield finding("input constant", "the input", mean=x.mean)
+    elif x.highest <= 0 and any(s.level == 0 or s.variation <= CONSTANT for s in signal.sums[:1]):
+        yield finding("input all negative", "the input", mean=x.mean)
     elif abs(x.mean) > INPUT_OFFSET * x.deviation:
         yield finding("input not centred", "the input", mean=x.mean, deviation=x.deviation)
     elif x.size < INPUT_SMALL or x.size > INPUT_LARGE:

@@ -109,7 +109,7 @@ class InputFacts:
         dtype: The name of the type, such as 'float32'; '' without such an input.
         variation: The variance over the batch relative to the second moment, as in `SumSignal`.
         lowest: The smallest number, of targets only.
-        highest: The largest number, of targets only.
+        highest: The largest number.
         size: The root mean square.
     """
 
@@ -158,7 +158,7 @@ class OutputFacts:
 class Fact:
     """Something about one place of a model.
 
-    A fact whose kind is the word of a finding, in `findings.py`, is a fault: something that holds for every sound
+    A fact whose kind is the word of a finding, in `finding_words.py`, is a fault: something that holds for every sound
     model does not hold for this one. `FACT_RULES` in `module_rules.py` lists the other kinds that are a fault if their
     value is in a certain range.
 

@@ -251,7 +251,7 @@ def _streams(signal: Signal) -> dict[str, str]:
 
 
 def _stages(sums: Sequence[SumSignal], streams: Mapping[str, str]) -> dict[str, int]:
-    """Number the stages of the sums: those of the plan, and a new one where another list of blocks begins.
+    """Number the stages of the sums: those of the plan, and a new one where another list of blocks or size begins.
 
     Two sums belong to the same list if their names agree up to the first number. All calls of one layer are one stage.
     """
@@ -261,7 +261,9 @@ def _stages(sums: Sequence[SumSignal], streams: Mapping[str, str]) -> dict[str, 
     number = 0
     for i, s in enumerate(sums):
         new_list = i > 0 and lists[i] != lists[i - 1] and min(counts[lists[i]], counts[lists[i - 1]]) > 1
-        if i == 0 or s.stage != sums[i - 1].stage or (new_list and not s.layer):
+        # The variance of a gradient depends on the number of positions that share it.
+        resized = i > 0 and s.shape != sums[i - 1].shape
+        if i == 0 or s.stage != sums[i - 1].stage or ((new_list or resized) and not s.layer):
             number += 1
         found[s.name] = 0 if streams[s.name] == module_of(s.name) != "" else number
     return found
