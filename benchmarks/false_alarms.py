@@ -80,12 +80,13 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     create_model("torchvision:resnet18")  # declares the operators that torchvision lacks beside a torch for the CPU
+    made_with = commit()  # another commit may be made meanwhile
     rows = measure(options.seed, options.count)
     print(f"{sum(row['alarm'] for row in rows)} false alarms in {len(rows)} models")
     if options.json:
         before = json.loads(options.json.read_text(encoding="utf-8"))["seeds"] if options.json.exists() else {}
         command = shlex.join(["python", "benchmarks/false_alarms.py", *sys.argv[1:]])
-        found = {"commit": commit(), "versions": versions(), "command": command, "models": rows}
+        found = {"commit": made_with, "versions": versions(), "command": command, "models": rows}
         record = {"seeds": {**before, str(options.seed): found}}
         options.json.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
