@@ -61,7 +61,7 @@ class Odd(Block):
         (network(1, Post), "skipinit", r"'1.first': an activation in .* lies between it and the sum '1'"),
         (network(1, Functional), "fixup", r"'1': its own forward pass computes layer_norm"),
         (network(1, Odd), "fixup", r"'1.norm1': OddNorm is not a normalizer that can be removed"),
-        (network(1), "batchnorm", r"nothing to convert to"),
+        (network(1), "batchnorm", r"keeps or adds a normalizer"),
         (network(1), "convshort", r"puts a new convolution into every shortcut"),
         (network(1), "fixup:branches=false", r"removes the branches"),
     ],
