@@ -62,6 +62,7 @@ class Odd(Block):
         (network(1, Functional), "fixup", r"'1': its own forward pass computes layer_norm"),
         (network(1, Odd), "fixup", r"'1.norm1': OddNorm is not a normalizer that can be removed"),
         (network(1), "batchnorm", r"keeps or adds a normalizer"),
+        (network(1), "deepnorm", r"'deepnorm', which keeps or adds a normalizer"),
         (network(1), "convshort", r"puts a new convolution into every shortcut"),
         (network(1), "fixup:branches=false", r"removes the branches"),
     ],
