@@ -361,7 +361,7 @@ def remembered_plan(model: Any) -> ResidualPlan | None:
     """Return the plan that a model was converted, loaded or built with.
 
     Args:
-        model: A model, also one that `DistributedDataParallel`, `torch.compile` or the like wraps.
+        model: A model, also one inside `DistributedDataParallel`, `torch.compile` or another wrapper.
 
     Returns:
         The plan, or None if the model has none. Its names are those of `unwrapped(model)`.

@@ -524,7 +524,7 @@ def test_sums_around_sums_of_sums_merge_two_signals(method: str) -> None:
 def test_zeros_behind_many_zeros_are_refused() -> None:
     plan = nf.discover(nested(5), X)
     scaled = replace(plan, branches=tuple(replace(branch, merges=False) for branch in plan.branches))
-    with pytest.raises(ValueError, match="starts at zero, and so does every way from it to the output"):
+    with pytest.raises(ValueError, match="starts at zero, and so do several layers, one behind another, on every path"):
         nf.convert(nested(5), "fixup", X, plan=scaled)
     nf.convert(nested(2), "fixup", X)  # controls: a zero behind one zero learns a step later
     nf.convert(nested(5), "nf", X, plan=scaled)

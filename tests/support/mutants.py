@@ -211,7 +211,7 @@ def _last_doubled(hessian: Hessian, vector: Tensor, true: Callable[..., Tensor])
 
 
 def _copy_float32_only(masters: Any, true: Callable[..., None]) -> None:
-    if all(short.stop == short.start for _, short in masters._short):
+    if all(half.stop == half.start for _, half in masters._half):
         true(masters)
 
 

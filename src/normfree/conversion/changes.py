@@ -13,13 +13,13 @@ from normfree.models.third_party import describe_error
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 from normfree.report.tables import compact
 
-_SHOWN = 3  # rescaled parameters that are printed by name
-SHOWN = 6  # reasons in an error or names in a note; a deep network has one per block
+_MOST_RESCALED = 3  # rescaled parameters that are printed by name
+MOST_REASONS = 6  # reasons in an error or names in a note; a deep network has one per block
 
 
 @dataclass(frozen=True)
 class Removed:
-    """A removed normalizer.
+    """A normalizer that was removed, or a layer that standardized its weight and became plain.
 
     Attributes:
         name: Its qualified name.
@@ -71,9 +71,9 @@ class Changes:
 
     Attributes:
         method: The method with its options.
-        removed: The normalizers that were removed.
+        removed: The normalizers that were removed, and the layers that standardized their weight and became plain.
         added: The scalars and reparametrized weights that were added.
-        scaled: The parameters that were rescaled.
+        scaled: The parameters that were rescaled or drawn again.
         parameters_before: The number of parameters of the original.
         parameters_after: The number of parameters of the converted model.
         notes: Notes on unexpected effects, one sentence each.
@@ -103,9 +103,9 @@ class Changes:
         if self.scaled:
             names = ", ".join(
                 f"{record.name} × {compact(record.factor)}" if record.factor else f"{record.name} (it was 0)"
-                for record in self.scaled[:_SHOWN]
+                for record in self.scaled[:_MOST_RESCALED]
             )
-            more = f" and {len(self.scaled) - _SHOWN} more" if len(self.scaled) > _SHOWN else ""
+            more = f" and {len(self.scaled) - _MOST_RESCALED} more" if len(self.scaled) > _MOST_RESCALED else ""
             lines.append(f"  scaled   {names}{more}")
         lines += [f"  note     {note}" for note in self.notes]
         if self.removed:
@@ -233,10 +233,10 @@ def _record(kind: type, data: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def explained_plan_errors() -> Iterator[None]:
-    """Turn the errors that a plan with forged names or values causes into one sentence.
+    """Replace the errors that a plan with wrong names or values causes by one sentence.
 
     Raises:
-        ValueError: In their place.
+        ValueError: In place of such an error.
     """
     try:
         yield
@@ -255,8 +255,8 @@ def quoted(name: str) -> str:
 def listed(names: Iterable[str], classes: Mapping[str, str] | None = None) -> str:
     """The first names, with their classes if given, and the number of the others."""
     every = list(names)
-    shown = [quoted(name) + (f" ({classes[name]})" if classes else "") for name in every[:SHOWN]]
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    shown = [quoted(name) + (f" ({classes[name]})" if classes else "") for name in every[:MOST_REASONS]]
+    more = f" and {len(every) - MOST_REASONS} more" if len(every) > MOST_REASONS else ""
     return ", ".join(shown) + more
 
 

@@ -20,9 +20,9 @@ from normfree.graph.observer import DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDU
 from normfree.graph.recorder import record
 from normfree.nn.model_state import (
     call_arguments,
+    eval_pass,
     preserve_model_state,
     substitute_tensors,
-    trial_run,
 )
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -30,7 +30,7 @@ from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
 
 _NAMED_NORM = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
-_RAW, USUAL = 30.0, 3.0  # the root mean square of data; standardized data have 1
+_RAW_DATA_SIZE, _USUAL_DATA_SIZE = 30.0, 3.0  # the root mean square of data; standardized data have 1
 _POWERS = frozenset({"pow", "pow_", "__pow__", "__ipow__", "square", "square_"})
 NO_SUMS = (
     "no residual sum was found: the model is sequential, concatenates or gates its layers, adds parallel layers that "
@@ -121,9 +121,14 @@ class Inspection:
             found[f"{quoted('')}: the model itself is a normalizer"] = "convert the model that holds it"
         return found
 
-    def raw_data(self) -> str:
-        """A remedy if a first layer or normalizer reads values far from 1, as raw data are; '' if none does."""
-        if self.data_size <= _RAW or not self.norms:
+    @property
+    def has_usual_data(self) -> bool:
+        """Whether the data have about the size of standardized data."""
+        return self.data_size <= _USUAL_DATA_SIZE
+
+    def data_scale_remedy(self) -> str:
+        """The advice to standardize the data, if a first layer or normalizer reads values as large as raw data."""
+        if self.data_size <= _RAW_DATA_SIZE or not self.norms:
             return ""
         return (
             f"standardize the data first: their size is {compact(self.data_size)}, and no normalizer reduces it any "
@@ -131,9 +136,9 @@ class Inspection:
         )
 
     def notes(self, *, keeps_layers: bool) -> list[str]:
-        """Notes on what the conversion leaves as it was, one sentence each."""
+        """Notes on unchanged parts, and on what needs care, one sentence each."""
         notes = [] if self.plan.branches else [NO_SUMS]
-        notes += whole_blocks(self.plan)
+        notes += whole_block_notes(self.plan)
         if self.uncalled and not keeps_layers:
             notes.append(
                 f"the example does not reach {listed(self.uncalled)}, so they were converted as the experts beside them"
@@ -156,10 +161,11 @@ class Inspection:
             notes.append(f"layer scales were set to 1, because the method scales the branches: {listed(scales)}")
         if self.squares and self.norms:
             notes.append(
-                f"no normalizer limits the signal before it is squared any more, in {listed(self.squares)}, so that it "
-                "explodes at high learning rates; use that of find_lr, and adaptive clipping (clip_grad_agc_)"
+                f"no normalizer limits the signal before it is squared any more, in {listed(self.squares)}, so that "
+                "the signal explodes at high learning rates; use the rate that find_lr finds, and adaptive clipping "
+                "(clip_grad_agc_)"
             )
-        notes += filter(None, [self.raw_data()])
+        notes += filter(None, [self.data_scale_remedy()])
         if not self.norms:
             notes.append(
                 "no normalizer was found: none was removed, and any normalization in the model's own code remains"
@@ -167,7 +173,7 @@ class Inspection:
         return notes
 
 
-def whole_blocks(plan: ResidualPlan) -> list[str]:
+def whole_block_notes(plan: ResidualPlan) -> list[str]:
     """A note on branches without layers of their own, if there are any."""
     if bare := [branch.name for branch in plan.branches if not branch.layers]:
         return [f"the signal may still grow at sums of whole blocks, which have no layer to scale: {listed(bare)}"]
@@ -194,7 +200,7 @@ def _unknown_norms(model: nn.Module) -> dict[str, str]:
 
 
 def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, heads: Collection[str]) -> Inspection:
-    """Record a model once, without values if it does not look at them; the model is left unchanged.
+    """Record a model once, without values if its code does not read them; the model is left unchanged.
 
     Args:
         model: The model.
@@ -207,7 +213,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     """
     args, kwargs = call_arguments(example)
     # In training mode a model may skip blocks at random.
-    with trial_run(model):
+    with eval_pass(model):
         flow = record(model, *args, **kwargs)
     norms = find_norms(model)
     returned = {node.name: [node] for node in flow.nodes if node.is_module}
@@ -252,7 +258,7 @@ def _data_size(flow: Flow, norms: Container[str], example: Any) -> float:
 
 
 def _squares(model: nn.Module, flow: Flow) -> list[str]:
-    """The modules that return a square, or more, of the signal to a layer, each once."""
+    """The modules that pass a square or higher power of the signal to a layer, each once."""
     modules = dict(model.named_modules())
     found = []
     for node in flow.nodes:
@@ -304,7 +310,7 @@ def _is_share(node: Node) -> bool:
 
 
 @contextmanager
-def probing(model: nn.Module, facts: Inspection) -> Iterator[None]:
+def probing(model: nn.Module, inspection: Inspection) -> Iterator[None]:
     """Find the modules that normalize, and the layers that standardize their weight, from a pass of the model inside.
 
     Inputs of modules of other libraries are kept on the way. At the end these modules run on scaled copies of them.
@@ -337,12 +343,12 @@ def probing(model: nn.Module, facts: Inspection) -> Iterator[None]:
         model.eval()
         like = [name for name, x in inputs.items() if _normalizes(foreign[name], x)]
         kinds = {type(foreign[name]) for name, xy in layers.items() if _ignores_scale(foreign[name], *xy)}
-        facts.norm_like.update((name, type(foreign[name]).__name__) for name in like)
+        inspection.norm_like.update((name, type(foreign[name]).__name__) for name in like)
         for name, (x, out) in layers.items():
             if type(foreign[name]) in kinds:
                 base = plain_base(foreign[name])
                 same = base.forward(foreign[name], x).shape == out.shape
-                facts.standardized[name] = base if same else None
+                inspection.standardized[name] = base if same else None
 
 
 def plain_base(layer: nn.Module) -> Any:

@@ -1,4 +1,4 @@
-"""Run a model forward and backward to look at it, and count what that costs."""
+"""Run a model forward and backward to see what it returns and which parameters learn, and count these passes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import quoted
 from normfree.graph.flow import tensors_of
-from normfree.nn.model_state import preserve_model_state, run_on_copy, small_copy, substitute_tensors, trial_run
+from normfree.nn.model_state import eval_pass, preserve_model_state, run_on_copy, small_copy, substitute_tensors
 from normfree.plan import ResidualPlan
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
 BIASES = ("bias", "shift", "delta")
 
 
-Test = Literal["rules", "forward", "backward", "zeros"]
-"""How an obstacle is found: by rules, by a forward pass, by a forward and backward pass, or by more of them, which show
-that zeros stay zeros."""
+FoundBy = Literal["rules", "forward", "backward", "zeros"]
+"""How an obstacle was found: by rules, by a forward pass, by a forward and a backward pass, or by several of both,
+which show that a parameter that starts at zero stays zero."""
 
 
 class MethodError(ValueError):
     """This method cannot convert the model; another method might.
 
     Attributes:
-        found_by: How the obstacle was found. Whether it stands in the way of another method is found likewise.
+        found_by: How the obstacle was found. A trial of another method looks for it in the same way.
     """
 
-    def __init__(self, message: str, found_by: Test = "rules") -> None:
+    def __init__(self, message: str, found_by: FoundBy = "rules") -> None:
         super().__init__(message)
         self.found_by = found_by
+
+
+class TrialSucceeded(Exception):  # noqa: N818  (no error: it makes `restored_on_error` undo a trial that succeeded)
+    """Ends a trial that succeeded, so that the model is restored."""
 
 
 class ForwardPass:
@@ -42,8 +46,9 @@ class ForwardPass:
 
     Attributes:
         outputs: The floating-point outputs, without their graph.
-        returns_loss: Whether one of several outputs is a loss: a single number to which all parameters lead that lead
-            to any output. Gradients then start there, since it may leave out a part of the others.
+        returns_loss: Whether one of several outputs is a loss: a single number that depends on every parameter on which
+            any output depends. Gradients then start at this number only, since the loss may leave out a part of the
+            other outputs.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class ForwardPass:
         """Run backward from a random gradient at every output.
 
         `watched` are the names of the parameters to differentiate by, default all. Returns those in the graph of the
-        outputs, and whether their gradient is not 0; None if no output has a graph.
+        outputs, each with whether its gradient is not 0; None if no output has a graph.
         """
         if not self._starts:
             return None
@@ -109,12 +114,12 @@ class Passes:
     def __init__(self, model: nn.Module, example: Any, plan: ResidualPlan) -> None:
         self.small = small_copy(example)
         self.heads = {layer.path for layer in plan.classifier}
-        self.spent = 1  # to look at the model
+        self.spent = 1  # the recording of the flow
         self._model = model
         self._small_scale = _SMALL * max(len(plan.branches), 1) ** -0.5
 
     def allows(self, cost: int) -> bool:
-        """Whether as many more passes stay within the limit."""
+        """Whether further passes of this cost stay within the limit."""
         return self.spent + cost <= self.limit
 
     def run(self, example: Any) -> Any:
@@ -125,10 +130,10 @@ class Passes:
         """
         self.spent += 1
         try:
-            with trial_run(self._model):
+            with eval_pass(self._model):
                 return run_on_copy(self._model, example)
         except Exception as error:  # whatever the model's own code raises
-            raise stopped(self._model, error) from error
+            raise model_failed_error(self._model, error) from error
 
     @contextmanager
     def forward(
@@ -139,7 +144,7 @@ class Passes:
         graph: bool = True,
         sign: float = 1.0,
     ) -> Iterator[ForwardPass]:
-        """Run the model forward on the small example. At the end of the context it is as it was.
+        """Run the model forward on the small example. The model is restored at the end of the context.
 
         Normalizers run as in training, dropout does not. Weights and scalars that are 0 get small random values for the
         pass, since nothing learns before a layer of zeros in the first step.
@@ -147,7 +152,7 @@ class Passes:
         Args:
             norms: The names of the model's normalizers.
             replaced: The names of the zeros that are replaced. Default: all.
-            graph: Whether to record the graph of the outputs, without which nothing is known of what learns.
+            graph: Whether to record the graph of the outputs, which `ForwardPass.learning` and `reached` need.
             sign: The sign of the values that take the place of zeros.
         """
         model = self._model
@@ -183,7 +188,7 @@ class Passes:
         ]
 
     def first_module(self, wrong: Callable[[Tensor], bool]) -> str:
-        """The first module without children from which on all such modules return outputs that are `wrong`."""
+        """The first module without children such that it and all later ones return outputs that are `wrong`."""
         outputs: list[tuple[str, bool]] = []
 
         def keep(name: str) -> Callable[..., None]:
@@ -205,8 +210,8 @@ class Passes:
         return f"'{alike[-1][0]}'" if alike else "the model's own code"
 
 
-def stopped(model: nn.Module, error: Exception) -> MethodError:
-    """The refusal if the code of the model fails; it names the innermost module of the model that was running."""
+def model_failed_error(model: nn.Module, error: Exception) -> MethodError:
+    """The error for a converted model whose code fails; it names the innermost module that was running."""
     names = {id(module): name for name, module in model.named_modules()}
     running = [id(frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     place = next((names[key] for key in reversed(running) if key in names), "")

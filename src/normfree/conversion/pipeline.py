@@ -11,14 +11,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import SHOWN, Added, Changes, Record, Removed, Rescaled, grouped, listed, quoted
-from normfree.conversion.inspection import NO_SUMS, USUAL, Inspection, find_norms, inspect_model, plain_base, probing
-from normfree.conversion.passes import MethodError, Test, floats_of, stopped
+from normfree.conversion.changes import MOST_REASONS, Added, Changes, Record, Removed, Rescaled, grouped, listed, quoted
+from normfree.conversion.inspection import NO_SUMS, Inspection, find_norms, inspect_model, plain_base, probing
+from normfree.conversion.passes import FoundBy, MethodError, TrialSucceeded, floats_of, model_failed_error
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
 from normfree.conversion.scalar_placement import UNREACHED, Placement, ScalarStart, add_scalars_, place_scalars
 from normfree.conversion.verification import Verification
-from normfree.graph.admission import check_request, require_signal, rigid_layers
+from normfree.graph.admission import check_request, layers_not_reparametrizable, require_signal
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import restored_on_error, small_copy
@@ -28,10 +28,10 @@ from normfree.plan import ResidualPlan, remember_plan_
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
-_METHODS = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv:by=layer")  # those that a refusal may name
-_TRIED = 200_000_000  # parameters; with a larger model, other methods are not tried
-_TRIED_READILY = 50_000_000  # parameters; up to here, methods are tried also if the rules allow them
-_COSTS: dict[Test, int] = {"forward": 2, "backward": 4, "zeros": 7}  # of a trial, in forward passes
+_SUGGESTED_METHODS = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv:by=layer")  # in a refusal
+_MOST_PARAMETERS_FOR_TRIALS = 200_000_000  # of a model with which other methods are tried
+_MOST_PARAMETERS_FOR_EXTRA_TRIALS = 50_000_000  # the same, for methods that may be named untested
+_COSTS: dict[FoundBy, int] = {"forward": 2, "backward": 4, "zeros": 7}  # the cost of a trial, in forward passes
 
 
 def convert(
@@ -113,19 +113,19 @@ def convert_(
     """
     method = get(method)
     check_request(model, method, example)
-    facts = inspect_model(model, example, plan, heads)
+    inspection = inspect_model(model, example, plan, heads)
     if plan is None:
-        require_signal(model, facts.flow, facts.plan, heads)
-    verification = Verification(model, example, facts, heads)
+        require_signal(model, inspection.flow, inspection.plan, heads)
+    verification = Verification(model, example, inspection, heads)
     try:
-        with probing(model, facts):
+        with probing(model, inspection):
             verification.run_original()
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
             "pass an example that it accepts"
         ) from error
-    conversion = _Conversion(model, method, example, facts, verification)
+    conversion = _Conversion(model, method, example, inspection, verification)
     try:
         return _run_stages_(conversion, generator)
     except MethodError as refusal:
@@ -134,16 +134,19 @@ def convert_(
 
 
 def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, example: Example) -> None:
-    """Repeat an earlier conversion for its structure, with the scalars that it added; the result is not compared."""
-    facts = inspect_model(model, example, plan, ())
+    """Give a model the structure of an earlier conversion, with the same scalars.
+
+    Its weights are loaded later, so the result is not compared with the original.
+    """
+    inspection = inspect_model(model, example, plan, ())
     layers = {record.name: model.get_submodule(record.name) for record in changes.removed}
-    facts.standardized.update({n: plain_base(m) for n, m in layers.items() if isinstance(m, WEIGHT_LAYERS)})
-    verification = Verification(model, example, facts)
-    conversion = _Conversion(model, get(changes.method), example, facts, verification)
+    inspection.standardized.update({n: plain_base(m) for n, m in layers.items() if isinstance(m, WEIGHT_LAYERS)})
+    verification = Verification(model, example, inspection)
+    conversion = _Conversion(model, get(changes.method), example, inspection, verification)
     added = {record.name: record for record in changes.added}
     scalars = {place: start for place, start in conversion.placed.scalars.items() if ".".join(place) in added}
     # With other weights, the example may reach other experts; the record knows the scalars of all.
-    calls, modules = facts.flow.call_counts, dict(model.named_modules())
+    calls, modules = inspection.flow.call_counts, dict(model.named_modules())
     for path, record in added.items():
         name, _, scalar = path.rpartition(".")
         if record.value is not None and name in modules and not calls[name]:
@@ -161,11 +164,11 @@ class _Conversion:
         model: The model that is converted in place.
         method: The method.
         example: The example input.
-        facts: What is known of the original.
-        verification: The comparison with the original. If that did not run, the result is not compared.
-        trial: How to find out if the conversion is possible, in a trial that changes nothing; None in a conversion.
+        inspection: What the inspection of the original found.
+        verification: Compares the result with the original. If the original was not run, nothing is compared.
+        trial: The check that decides a trial. A trial leaves the model as it was. None means a real conversion.
         records: The changes so far.
-        notes: The notes on them.
+        notes: Notes on the changes.
         keeps_layers: Whether the method only replaces the normalizers, and leaves weights and sums as they are.
         values: The initial values of the method's scalars at each branch.
         placed: The scalars to add, and the reasons why others cannot be added.
@@ -174,24 +177,24 @@ class _Conversion:
     model: nn.Module
     method: Method
     example: Example
-    facts: Inspection
+    inspection: Inspection
     verification: Verification
-    trial: Test | None = None
+    trial: FoundBy | None = None
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        plan, facts = self.facts.plan, self.facts
-        self.keeps_layers = self.method.norm is not None
-        self.values = [self.method.rule.at(branch.position) for branch in plan.branches]
+        inspection, plan, method = self.inspection, self.inspection.plan, self.method
+        self.keeps_layers = method.norm is not None
+        self.values = [method.rule.at(branch.position) for branch in plan.branches]
         self.placed = Placement({}, {})
         if not self.keeps_layers:
-            self.placed = place_scalars(self.model, plan, self.method, self.values, facts.flow, facts.weightless)
+            self.placed = place_scalars(self.model, plan, method, self.values, inspection.flow, inspection.weightless)
 
     def init_context(self, generator: torch.Generator | None) -> InitContext:
         """The context of the method's initializer."""
         example = self.example if isinstance(self.example, Tensor) else None
-        return InitContext(self.model, self.facts.plan, generator, example)
+        return InitContext(self.model, self.inspection.plan, generator, example)
 
     @property
     def starts_at_zero(self) -> bool:
@@ -200,37 +203,33 @@ class _Conversion:
         return zeros or getattr(self.method.initializer, "zero_last", False)
 
 
-class _UndoneError(Exception):
-    """The end of a trial: the conversion was possible."""
-
-
 def _run_stages_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
-    """Stages 2 to 5. An error leaves the model as it was, and so does a trial, which ends in `_UndoneError`."""
+    """Run stages 2 to 5. Any error leaves the model as it was; a trial ends in `TrialSucceeded` or another error."""
     _refuse(conversion)
     with restored_on_error(conversion.model) as as_before:
-        conversion.records += replace_layers_(conversion.model, conversion.facts, conversion.method, generator)
+        conversion.records += replace_layers_(conversion.model, conversion.inspection, conversion.method, generator)
         conversion.records += add_scalars_(conversion.model, conversion.placed.scalars)
         _initialize_(conversion, generator)
         _check_(conversion, as_before)
         if conversion.trial is not None:
-            raise _UndoneError
+            raise TrialSucceeded
     changes = Changes(
         method=conversion.method.spec,
         removed=tuple(record for record in conversion.records if isinstance(record, Removed)),
         added=tuple(record for record in conversion.records if isinstance(record, Added)),
         scaled=tuple(record for record in conversion.records if isinstance(record, Rescaled)),
-        parameters_before=conversion.facts.parameters,
+        parameters_before=conversion.inspection.parameters,
         parameters_after=sum(p.numel() for p in conversion.model.parameters()),
-        notes=(*conversion.facts.notes(keeps_layers=conversion.keeps_layers), *conversion.notes),
+        notes=(*conversion.inspection.notes(keeps_layers=conversion.keeps_layers), *conversion.notes),
     )
-    plan = replace(conversion.facts.plan, changes=changes)
+    plan = replace(conversion.inspection.plan, changes=changes)
     remember_plan_(conversion.model, plan, small_copy(conversion.example))
     return plan
 
 
 def _refuse(conversion: _Conversion) -> None:
-    """Raise an error with every reason why the model cannot be converted, as far as rules tell."""
-    model, method, facts = conversion.model, conversion.method, conversion.facts
+    """Raise an error with every reason that rules find against the conversion."""
+    model, method, inspection = conversion.model, conversion.method, conversion.inspection
     compared = conversion.verification.original_ran
     for name, module in model.named_modules():
         if scalars_of(module):
@@ -239,34 +238,34 @@ def _refuse(conversion: _Conversion) -> None:
                 "original, or write new weights by initialize_"
             )
     needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
-    if not facts.plan.branches and not conversion.keeps_layers and needs_sums:
+    if not inspection.plan.branches and not conversion.keeps_layers and needs_sums:
         raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
-    obstacles = facts.obstacles(model)
-    error = ValueError if obstacles else MethodError  # these obstacles are the same for all methods
+    obstacles = inspection.obstacles(model)
+    error = ValueError if obstacles else MethodError  # the obstacles of the inspection are the same for all methods
     if conversion.keeps_layers:
-        unclear = [name for name in facts.norms if channels_of(model.get_submodule(name)) is None]
+        unclear = [name for name in inspection.norms if channels_of(model.get_submodule(name)) is None]
         obstacles |= {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
     else:
         obstacles |= conversion.placed.obstacles
         kind = f"a {method.weight.replace('_', ' ')} layer"
         obstacles |= {
             f"'{path}' cannot become {kind}: {reason}": ""
-            for path, reason in rigid_layers(model, facts.plan, method, facts.flow).items()
-            if path.removesuffix(".weight") not in facts.standardized and compared
+            for path, reason in layers_not_reparametrizable(model, inspection.plan, method, inspection.flow).items()
+            if path.removesuffix(".weight") not in inspection.standardized and compared
         }
         if compared:
-            obstacles |= {**frozen_layers(model, facts.plan), **fixed_weights(model, facts.plan)}
+            obstacles |= {**frozen_layers(model, inspection.plan), **fixed_weights(model, inspection.plan)}
     if obstacles:
         reasons = grouped(obstacles)
-        more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+        more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
         remedies = ", or ".join(filter(None, dict.fromkeys(obstacles.values())))
         raise error(
-            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons[:SHOWN])}{more}"
+            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons[:MOST_REASONS])}{more}"
             f"{'; ' if remedies else ''}{remedies}"
         )
     try:
         check_example(conversion.init_context(None), method)
-    except ValueError as error:  # a method that sets its weights from data cannot measure a layer or use the example
+    except ValueError as error:  # the method sets its weights from data, and cannot use the example or measure a layer
         raise MethodError(str(error)) from error
 
 
@@ -281,14 +280,14 @@ def _initialize_(conversion: _Conversion, generator: torch.Generator | None) -> 
         if conversion.method.needs_example:
             conversion.verification.passes.spent += 1
         conversion.method.initializer(ctx)
-        if shared := [] if conversion.starts_at_zero else divide_shared_ends_(conversion.model, conversion.facts.plan):
+        if shared := [] if conversion.starts_at_zero else divide_shared_ends_(ctx.model, ctx.plan):
             conversion.records += shared
             names = [record.name for record in shared]
             conversion.notes.append(f"divided by the root of the number of sums that use it: {listed(names)}")
     except ValueError as error:  # the method's own message
         raise MethodError(str(error)) from error
     except Exception as error:
-        raise stopped(conversion.model, error) from error
+        raise model_failed_error(conversion.model, error) from error
 
 
 def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextManager[None]]) -> None:
@@ -296,22 +295,22 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
 
     Inside `as_before()` the model is the original.
     """
-    model, facts, verification = conversion.model, conversion.facts, conversion.verification
+    model, inspection, verification = conversion.model, conversion.inspection, conversion.verification
     remaining = [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]
     if remaining:
         raise ValueError(f"expected a model without normalization, got {', '.join(remaining)} after the conversion")
-    if conversion.trial == "forward" and conversion.keeps_layers:  # nothing is rescaled
+    if conversion.trial == "forward" and conversion.keeps_layers:  # such a method rescales nothing
         verification.compare(None, conversion.method, conversion.values, as_before, trial="forward")
         return
-    layers = bool(facts.norms) and not conversion.keeps_layers and not conversion.method.needs_example
+    layers = bool(inspection.norms) and not conversion.keeps_layers and not conversion.method.needs_example
     weightless = conversion.placed.weightless
     with rescaling_(
-        model, facts.plan, weightless, layers=layers, rectified=facts.rectified, experts=facts.experts
+        model, inspection.plan, weightless, layers=layers, rectified=inspection.rectified, experts=inspection.experts
     ) as scales:
         out = verification.passes.run(conversion.example)
     conversion.records = [*map(scales.with_value, conversion.records), *scales.rescaled]
     conversion.notes += scales.notes()
-    # The run used rescaled outputs, not the rescaled weights, so these are checked, too.
+    # In this run the outputs of layers were rescaled. The rescaled weights did not run yet, so check them, too.
     if not all(t.isfinite().all() for t in floats_of((out, scales.parameters(model)))):
         verification.require_usable()
         raise MethodError(
@@ -322,7 +321,7 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
     if not verification.original_ran:
         return
     changed = {record.name for record in conversion.records if isinstance(record, Rescaled)}
-    changed |= {f"{layer.name}.bias" for layer in facts.plan.layers() if not conversion.keeps_layers}
+    changed |= {f"{layer.name}.bias" for layer in inspection.plan.layers() if not conversion.keeps_layers}
     if frozen := [name for name, p in model.named_parameters() if name in changed and not p.requires_grad]:
         conversion.notes.append(f"frozen, but scaled, drawn or set to zero: {listed(frozen)}")
     halves = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
@@ -336,22 +335,26 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
     )
 
 
-def _remedy(conversion: _Conversion, found_by: Test) -> str:
+def _remedy(conversion: _Conversion, found_by: FoundBy) -> str:
     """A remedy: standardized data, or the methods that convert the model.
 
-    Methods that the rules allow are tried, as far as the limit of passes allows: forward, or as the obstacle was found.
-    Beyond the limit, or with a large model, rules decide on the methods that cannot meet the obstacle: all of them if
-    rules found it, one without zeros if zeros are the obstacle, and one that draws new weights if those of the original
-    are. Rules do not know the scale of weights that a method keeps. Data that are not standardized may be an obstacle
-    to any method.
+    Each method that passes the rules is tried while the limit of passes lasts: forward, or as the obstacle was found.
+    What cannot be tried (limit reached, or a large model) is named untested if the obstacle cannot occur with it:
+    - Rules found the obstacle, and they allow this method.
+    - Zeros are the obstacle, and this method sets nothing to zero.
+    - The refused method keeps the original weights, and this method draws new ones.
+    A method that keeps the original weights is never named untested, because rules do not know the scale of these
+    weights. Nor is any method if the data are not standardized, which may be an obstacle to each. The remedy then says
+    that the method was not tried.
     """
-    if remedy := conversion.facts.raw_data():
+    inspection = conversion.inspection
+    if remedy := inspection.data_scale_remedy():
         return f"; {remedy}"
     passes, example = conversion.verification.passes, conversion.verification.passes.small
-    trials: dict[str, tuple[bool, int, _Conversion]] = {}  # whether rules may name it, and the cost
-    for name in _METHODS:
+    trials: dict[str, tuple[bool, int, _Conversion]] = {}  # whether it may be named untested, and the cost
+    for name in _SUGGESTED_METHODS:
         method = get(name)
-        from_data = not conversion.facts.plan.branches and isinstance(example, Tensor)  # lsuv lets deep sums explode
+        from_data = not inspection.plan.branches and isinstance(example, Tensor)  # lsuv lets deep sums explode
         if method.name == conversion.method.name or (method.needs_example and not from_data):
             continue
         trial = replace(conversion, method=method, example=example, records=[], notes=[])
@@ -362,19 +365,19 @@ def _remedy(conversion: _Conversion, found_by: Test) -> str:
         other = conversion.keeps_layers or (found_by == "zeros" and not trial.starts_at_zero)
         by_rules = other or found_by == "rules"
         trial.trial = "forward" if by_rules else found_by
-        may_be_named = by_rules and not trial.keeps_layers and conversion.facts.data_size <= USUAL
+        may_be_named = by_rules and not trial.keeps_layers and inspection.has_usual_data
         trials[name] = may_be_named, _COSTS[trial.trial] + method.needs_example, trial
     usable: list[str] = []
     untried: list[str] = []
     for name, (may_be_named, cost, trial) in sorted(trials.items(), key=lambda item: item[1][:2]):
-        limit = _TRIED_READILY if may_be_named else _TRIED
-        if conversion.facts.parameters > limit or not passes.allows(cost):
+        limit = _MOST_PARAMETERS_FOR_EXTRA_TRIALS if may_be_named else _MOST_PARAMETERS_FOR_TRIALS
+        if inspection.parameters > limit or not passes.allows(cost):
             (usable if may_be_named else untried).append(name)
         elif _converts(trial):
             usable.append(name)
-    usable, untried = ([name for name in _METHODS if name in found] for found in (usable, untried))
+    usable, untried = ([name for name in _SUGGESTED_METHODS if name in found] for found in (usable, untried))
     if not usable and not untried:
-        others = [name for name in _METHODS if get(name).name != conversion.method.name]
+        others = [name for name in _SUGGESTED_METHODS if get(name).name != conversion.method.name]
         return f"; none of the other methods converts it ({_list(others, 'and')})"
     remedy = f"; use {_list(usable, 'or')}" if usable else ""
     were = "was" if len(untried) == 1 else "were"
@@ -390,7 +393,7 @@ def _converts(trial: _Conversion) -> bool:
     """Whether a trial succeeds; it leaves the model as it was."""
     try:
         _run_stages_(trial, torch.Generator().manual_seed(0))
-    except _UndoneError:
+    except TrialSucceeded:
         return True
     except Exception:  # whatever the model's own code raises
         pass

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Record, Removed, Rescaled, listed
 from normfree.conversion.inspection import Inspection
+from normfree.conversion.passes import TrialSucceeded
 from normfree.graph.flow import Flow
 from normfree.methods import Method
 from normfree.nn.model_state import preserve_model_state, restored_on_error, substitute_tensors
@@ -22,20 +23,20 @@ from normfree.plan import Layer, ResidualPlan
 
 
 def replace_layers_(
-    model: nn.Module, facts: Inspection, method: Method, generator: torch.Generator | None
+    model: nn.Module, inspection: Inspection, method: Method, generator: torch.Generator | None
 ) -> list[Record]:
     """Remove the normalizers and give the model the method's layers. Returns a record of each change."""
-    layers, hidden = list(facts.plan.layers()), list(facts.plan.hidden())
+    layers, hidden = list(inspection.plan.layers()), list(inspection.plan.hidden())
     alpha = method.options.get("alpha") if method.norm == "tanh" else None
     records: list[Record] = []
-    records += remove_norms_(model, facts, tanh=float(alpha) if isinstance(alpha, float | int) else None)
-    if facts.norms:
-        records += scale_embeddings_(model, facts.plan, layers, facts.flow.call_counts)
-        records += draw_tokens_(model, learned_tokens(model, facts.plan, facts.flow), generator)
+    records += remove_norms_(model, inspection, tanh=float(alpha) if isinstance(alpha, float | int) else None)
+    if inspection.norms:
+        records += scale_embeddings_(model, inspection.plan, layers, inspection.flow.call_counts)
+        records += draw_tokens_(model, learned_tokens(model, inspection.plan, inspection.flow), generator)
     if method.norm is None:
-        records += make_plain_(model, facts.standardized)
+        records += make_plain_(model, inspection.standardized)
         records += reparametrize_layers_(model, hidden, method)
-        records += reset_layer_scales_(model, facts.plan)
+        records += reset_layer_scales_(model, inspection.plan)
     return records
 
 
@@ -164,17 +165,13 @@ def fixed_weights(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
 
 
 def _can_be_set(module: nn.Module, parameter: str) -> bool:
-    with suppress(_DoneError), restored_on_error(module):
+    with suppress(TrialSucceeded), restored_on_error(module):
         try:
             set_weight_(module, 2 * getattr(module, parameter).detach(), parameter)
         except ValueError:
             return False
-        raise _DoneError
+        raise TrialSucceeded
     return True
-
-
-class _DoneError(Exception):
-    """Restores the weight after the trial."""
 
 
 def make_plain_(model: nn.Module, standardized: Mapping[str, type[nn.Module] | None]) -> list[Removed]:

@@ -62,7 +62,7 @@ class Rescaling:
         return [p for name in names for p in model.get_submodule(name).parameters()]
 
     def notes(self) -> list[str]:
-        """Notes on what has kept its scale, one sentence each."""
+        """Notes on the layers that were not rescaled and the sums that enlarge the signal, one sentence each."""
         skipped = "not rescaled to unit variance, as no single module returns their output"
         return [*([f"{skipped}: {listed(self.skipped)}"] if self.skipped else []), *self.growth()]
 
@@ -79,8 +79,8 @@ class Rescaling:
 class _WeightlessScaling(Observer):
     """Sets the multipliers of branches without weights while the model runs inside `following`.
 
-    With N such sums, each branch becomes 1/N of the stream that it is added to, if it is larger. As pooling and the
-    like return much the same as they read, N sums then multiply the signal by (1 + 1/N)^N, which is at most e.
+    With N such sums, each branch becomes 1/N of the stream that it is added to, if it is larger. A
+    branch such as pooling returns nearly what it reads. N sums then multiply the signal by (1 + 1/N)^N, at most e.
 
     A sum whose branch has no multiplier is noted if it makes the signal larger by a fifth or more.
     """
@@ -151,19 +151,19 @@ def rescaling_(
 ) -> Iterator[Rescaling]:
     """Scale branches without weights, and with `layers` the layers outside the branches, while the model runs inside.
 
-    Each layer outside the branches is scaled to unit variance.
+    Each layer outside the branches is scaled to unit variance, and so is each layer of a branch that merges signals.
+    Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal at each
+    gate and each activation other than ReLU. The first layer and the classifier are not rescaled.
 
-    Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at
-    each gate and each activation other than ReLU. So do branches that merge signals. The first layer and the classifier
-    stay as they are.
-    Gates stay as they are, too, as in branches: the next layer corrects the scale. The input of a gate is pooled and
-    hardly varies. If it were scaled to unit variance, gates would learn so fast that EfficientNet diverges at learning
-    rates at which it trains otherwise.
+    The layers of gates are not rescaled either: the next layer corrects the scale. The input of a gate is pooled and
+    hardly varies. If a gate's layer were scaled to unit variance, gates would learn so fast that EfficientNet diverges
+    at learning rates at which it trains otherwise.
     A layer that modulates (adaptive layer norm) is scaled to a variance of 1/L, so that L branches, each multiplied by
     1 + s with such an s, multiply the variance by at most e.
     An expert that gets no samples is scaled as the others of its group are, on average.
-    If the outputs of a layer of a gate are negative and a ReLU reads them (`rectified` names such layers), the layer is
-    negated, which is as likely a draw: pooled inputs hardly vary, so the gate would be off for all samples for good.
+    `rectified` names the layers whose outputs a ReLU reads. If such a layer belongs to a gate and all its outputs are
+    negative, its weight is negated, which is an equally likely draw. Otherwise the gate would be off for all samples
+    for good, because its pooled inputs hardly vary.
     """
     modules = dict(model.named_modules())
     done: dict[str, float] = {}

@@ -33,7 +33,7 @@ from normfree.nn.model_state import small_copy
 from normfree.plan import ResidualPlan, remember_plan_, remembered_example, remembered_plan
 from normfree.provenance import RELEASE, commit, versions
 
-WEIGHTS, PLAN, EXAMPLE, LINES, REPORT = (
+WEIGHTS, PLAN, EXAMPLE, LOAD_SCRIPT, REPORT = (
     "weights.safetensors",
     "plan.json",
     "example.safetensors",
@@ -75,7 +75,7 @@ def save_converted(
         plan: The plan that the conversion returned. Default: the one that the model remembers. For a model from
             `fold_batchnorm`, a plan with that record as `plan.changes`.
         example: The example of the conversion. Default: the one that the model remembers.
-        source: The name of the original for `create`, such as 'torchvision:resnet50', so that loading needs no factory.
+        source: The name of the original for `create_model`, such as 'torchvision:resnet50': loading needs no factory.
 
     Returns:
         The folder.
@@ -97,8 +97,8 @@ def save_converted(
     weights = render_weights(model.state_dict())
     require_free(folder)
     with explain_os_errors("the converted model", folder, "an earlier model there is unchanged"):
-        lines = _LOAD.format(factory=repr(source), kind=f"a {type(model).__name__}")
-        contents = {WEIGHTS: weights, EXAMPLE: render_weights(tensors), LINES: lines.encode()}
+        script = _LOAD.format(factory=repr(source), kind=f"a {type(model).__name__}")
+        contents = {WEIGHTS: weights, EXAMPLE: render_weights(tensors), LOAD_SCRIPT: script.encode()}
         with atomic_folder(folder) as new:
             for name, content in contents.items():
                 (new / name).write_bytes(content)
@@ -168,7 +168,7 @@ def original(factory: Factory, classes: int | None = None) -> nn.Module:
 def convert_again(
     model: nn.Module, plan: ResidualPlan, example: Example, tensors: dict[str, Tensor] | None = None
 ) -> nn.Module:
-    """Repeat the conversion that a plan records, for its structure; the weights do not matter.
+    """Give a model the structure that the recorded conversion gave it; its weights do not matter.
 
     Args:
         model: The original, which may be changed in place.
@@ -249,9 +249,9 @@ def require_free(folder: str | Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"expected a folder for the converted model, got the file '{folder}'; choose another name")
     found = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    ours = PLAN in found and found <= {WEIGHTS, PLAN, EXAMPLE, LINES, REPORT}
+    ours = PLAN in found and found <= {WEIGHTS, PLAN, EXAMPLE, LOAD_SCRIPT, REPORT}
     if found and not ours:
-        other = sorted(found - {WEIGHTS, EXAMPLE, LINES, REPORT})[:1] or sorted(found)[:1]
+        other = sorted(found - {WEIGHTS, EXAMPLE, LOAD_SCRIPT, REPORT})[:1] or sorted(found)[:1]
         raise ValueError(
             f"expected a new folder for the converted model, but '{folder}' holds '{other[0]}'; choose another folder"
         )
@@ -383,7 +383,7 @@ def _plan(record: dict[str, Any]) -> ResidualPlan:
 
 
 def _read_tensors(path: Path, record: dict[str, Any]) -> dict[str, Tensor]:
-    """Read tensors, and compare their file with the record's checksum; a record of before has none."""
+    """Read tensors, and compare their file with the record's checksum; the record of an earlier release has none."""
     try:
         if path.name in (files := record.get("files", {})):
             Checksum.from_json(files[path.name]).check(path, str(path), "save the model again")

@@ -36,7 +36,7 @@ _IN_WORDS: dict[ScalarName, str] = {
 }
 
 Obstacles = dict[str, str]
-"""The reasons why a model cannot be converted, each with a remedy, or '' if only another method is one."""
+"""The reasons why a model cannot be converted, each with a remedy, or '' if the only remedy is another method."""
 
 
 class ScalarStart(NamedTuple):
@@ -70,7 +70,7 @@ def place_scalars(
     flow: Flow,
     branches: Iterable[WeightlessBranch] = (),
 ) -> Placement:
-    """Find a module for every scalar that a method wants.
+    """Find a module for every scalar of a method.
 
     Args:
         model: The model to convert.
@@ -82,7 +82,7 @@ def place_scalars(
         branches: The branches without weights.
 
     Returns:
-        The scalars and where they have no place.
+        The scalars to add, and the reasons why others have no place.
 
     A branch without weights gets a multiplier by every method that is free of normalization: the stream that it reads
     is not normalized any more.
@@ -103,7 +103,7 @@ def add_scalars_(model: nn.Module, scalars: Scalars) -> list[Added]:
 
 
 class _Placing:
-    """Collects the scalars of all branches, and every reason why one has no place."""
+    """Collects the scalars of all branches, and the reasons why some have no place."""
 
     def __init__(self, model: nn.Module, plan: ResidualPlan, method: Method, flow: Flow) -> None:
         self.plan = plan
@@ -219,7 +219,7 @@ class _Placing:
             )
 
     def _activation_after(self, layer: Layer) -> str:
-        """The name of the activation that reads a layer, straight; '' if it is not a module."""
+        """The name of the first activation that follows a layer; '' if it is not a module."""
         node = next((n for n in self.flow.nodes if any(w.module == layer.name for w in n.weights)), None)
         while node is not None and node.kind != "activation":
             node = node.users[0] if node.users else None
@@ -266,7 +266,7 @@ class _Placing:
         if before[:2] != (value, learnable) and (name, scalar) not in self.contested:
             self.contested.add((name, scalar))
             values = f"{scalar} = {before.value:g} and {value:g}"
-            self._refuse(name, f"it is shared by sums that want different scalars, {values}", "")
+            self._refuse(name, f"it is shared by sums that need different scalars, {values}", "")
 
     def _holder(self, layer: Layer) -> str | None:
         """The module whose call uses the layer's weight: itself, or the one around it inside the same branch."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normfree.conversion.inspection import Inspection, whole_blocks
-from normfree.conversion.passes import BIASES, MethodError, Passes, Test, floats_of, holds_one_value
+from normfree.conversion.inspection import Inspection, whole_block_notes
+from normfree.conversion.passes import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
 from normfree.graph.experts import same_in_others
 from normfree.graph.flow import Flow
 from normfree.graph.observer import JOINS, SPLITS, VIEWS
@@ -23,10 +23,10 @@ from normfree.report.tables import compact
 # Outputs k times as large as the targets have a squared error of k² + 1, where an output of 0 has 1.
 _LARGE_NOTED, _LARGE = 3.0, 10.0
 _WORSE_NOTED = 1.5  # times the squared error of the original, with targets of unit variance
-# Gradients shrink with the output. One of a usual 1e-3 times 1e-5 is as small as the ε of Adam, and learns no more.
+# Gradients shrink with the output. A usual gradient of 1e-3, times 1e-5, is as small as Adam's ε: nothing learns.
 _SMALL_NOTED, _SMALLEST = 1e-3, 1e-5
-_ALIKE = 1e-3  # of the size of an output: samples that differ by less, compared with the original, are the same
-_FEW_CLASSES = 2.0  # of two classes, a softmax is as sure as that of many only at about this loss above the guess
+_ALIKE = 1e-3  # samples that differ by less than this part of their difference in the original count as the same
+_FEW_CLASSES = 2.0  # a softmax over two classes is frozen at about this loss above the guess, not at twice log C
 _SAME_VALUES = VIEWS | SPLITS | JOINS | {"identity", "__getitem__"}
 _BEHIND = 3  # a step moves a weight by about 1e-3, so the gradient behind three zeros is about 1e-9 of a usual one
 
@@ -43,7 +43,7 @@ class _Findings:
 
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    found_by: Test = "forward"
+    found_by: FoundBy = "forward"
 
 
 class Verification:
@@ -54,10 +54,10 @@ class Verification:
         original_ran: Whether the original ran. If not, there is nothing to compare with.
     """
 
-    def __init__(self, model: nn.Module, example: Any, facts: Inspection, heads: Collection[str] = ()) -> None:
-        self.passes = Passes(model, example, facts.plan)
+    def __init__(self, model: nn.Module, example: Any, inspection: Inspection, heads: Collection[str] = ()) -> None:
+        self.passes = Passes(model, example, inspection.plan)
         self.original_ran = False
-        self._model, self._example, self._facts, self._heads = model, example, facts, heads
+        self._model, self._example, self._inspection, self._heads = model, example, inspection, heads
         self._outputs: tuple[Tensor, ...] = ()
         self._learning: list[str] | None = None
         self._returns_loss = False
@@ -65,7 +65,7 @@ class Verification:
 
     def run_original(self) -> None:
         """Run the model before it is converted."""
-        with self.passes.forward(self._facts.norms) as run:
+        with self.passes.forward(self._inspection.norms) as run:
             self._outputs, self._learning = run.outputs, run.reached()
             self._returns_loss = run.returns_loss
         self.original_ran = True
@@ -77,7 +77,7 @@ class Verification:
         values: Sequence[Mapping[str, float]],
         as_before: Callable[[], AbstractContextManager[None]],
         *,
-        trial: Test | None = None,
+        trial: FoundBy | None = None,
         growing: Sequence[str] = (),
     ) -> list[str]:
         """Compare the scale of the outputs, how much they differ between samples, the first loss, and what learns.
@@ -86,13 +86,13 @@ class Verification:
         A baseline, such as 'xavier', is not refused.
 
         Args:
-            out: The output of the converted model on the example, at its initial values. Default: that of the pass
+            out: The output of the converted model on the example, at its initial values. None: the output of the pass
                 with small values in place of zeros.
             method: The method.
             values: The initial values of its scalars at each branch.
             as_before: Returns a context in which the model is the original.
-            trial: In a trial, by 'forward' nothing runs backward. Outside of one, reasons name the first module that
-                shows them, which costs another pass.
+            trial: The check that decides a trial; with 'forward' nothing runs backward. Outside of a trial, each reason
+                names the first module that shows it, which costs another pass.
             growing: Notes on sums that enlarge the signal.
 
         Returns:
@@ -101,7 +101,7 @@ class Verification:
         Raises:
             MethodError: With the reasons, if the converted model differs too much.
         """
-        plan, growth = self._facts.plan, expected_growth(self._facts.plan, values)
+        plan, growth = self._inspection.plan, expected_growth(self._inspection.plan, values)
         norm_free = method.kind == "norm-free"
         goes_on = trial != "forward"
         with self.passes.forward(graph=goes_on) as run:
@@ -116,7 +116,7 @@ class Verification:
             return [*found.notes, *found.reasons]
         self.require_usable()
         heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not self._heads else ""
-        whole = whole_blocks(plan)
+        whole = whole_block_notes(plan)
         text = (
             f"{type(self._model).__name__} cannot be converted by '{method.name}': "
             f"{'; '.join((*found.reasons, *whole, *growing))}{heads}"
@@ -162,8 +162,8 @@ class Verification:
     ) -> None:
         """Compare outputs by their root mean squares, and by how much they differ between samples.
 
-        A converted model may repair the scale of an original that explodes or vanishes, so the scale 1 is near, too. A
-        method that lets the variance grow may do so.
+        If the original explodes or vanishes, the converted model may repair that, so every scale between the
+        original's and 1 is allowed. If the method lets the variance grow, the output may grow by √growth more.
         """
 
         def place(wrong: Callable[[Tensor], bool]) -> str:
@@ -197,10 +197,10 @@ class Verification:
         """Compare the cross-entropy of random classes with that of a uniform guess, log C.
 
         Normal scores of variance σ² have the loss log C + σ²/2. At twice log C a softmax freezes: it gives nearly all
-        weight to a few classes, at random. An original that starts high may do so again, and so may a method that
+        weight to a few classes, at random. A higher loss is allowed if the original starts high, or if the method
         lets the signal grow. A new classifier turns features of variance `growth` into scores of a third of it.
         """
-        layers = self._facts.plan.classifier
+        layers = self._inspection.plan.classifier
         known = [layer for layer in layers if layer.name in self._heads or (not self._heads and len(layers) == 1)]
         for layer in known:
             weight = getattr(self._model.get_submodule(layer.name), layer.parameter)
@@ -245,7 +245,7 @@ class Verification:
         held = {name for name, p in self._model.named_parameters() if p.requires_grad}
         stuck = [name for name in before if name in held and not after.get(name)]
         if stuck and self._learned is None:  # a parameter in the graph of the original may have had no gradient
-            with as_before(), self.passes.forward(self._facts.norms) as run:
+            with as_before(), self.passes.forward(self._inspection.norms) as run:
                 self._learned = run.learning() or {}
         stuck = [name for name in stuck if (self._learned or {}).get(name)]
         if stuck and self.passes.zeros() and self.passes.allows(3):
@@ -259,7 +259,9 @@ class Verification:
                 f"'{stuck[0]}' does nothing any more: without the normalizer, the bias cancels or is not used"
             )
             stuck = []
-        idle = [name for name in stuck if any(after.get(other) for other in same_in_others(name, self._facts.experts))]
+        idle = [
+            name for name in stuck if any(after.get(other) for other in same_in_others(name, self._inspection.experts))
+        ]
         if unreached := [name for name in stuck if name not in after or name in idle]:
             found.notes.append(
                 f"the example does not reach '{unreached[0]}'{_more(unreached)} any more, so whether it learns was not "
@@ -269,26 +271,30 @@ class Verification:
         zeros = [] if stuck else self._stuck_zeros(after, found)
         if zeros:
             stuck = zeros
-            why = "it starts at zero, and so does every way from it to the output, one layer behind another"
+            why = "it starts at zero, and so do several layers, one behind another, on every path from it to the output"
             if not self.passes.heads.isdisjoint(zeros):
-                why = "it starts at zero, and the output layer has no gradient at zero: that reads zeros, or is squared"
+                why = (
+                    "it starts at zero, and the output layer, which also starts at zero, gets no gradient: its input "
+                    "is zero, or its output is squared"
+                )
         if stuck:
-            owners = {layer.path: branch.name for branch in self._facts.plan.branches for layer in branch.layers}
+            owners = {layer.path: branch.name for branch in self._inspection.plan.branches for layer in branch.layers}
             where = f"the branch '{owners[stuck[0]]}'" if stuck[0] in owners else "the model"
             found.reasons.append(f"in {where}, '{stuck[0]}'{_more(stuck)} would never learn: {why}")
         if sound:
             found.found_by = "zeros" if zeros else "backward"
 
     def _stuck_zeros(self, learning: Mapping[str, bool], found: _Findings) -> list[str]:
-        """The zeros that stay 0: none of their factors gets a gradient before another one does.
+        """The parameters that start at 0 and stay 0, because others that multiply them are 0 as well.
 
         A zero behind another zero learns one step later, and its gradient is smaller by the size of a step. Behind
-        `_BEHIND` other zeros it is lost in rounding, so that it counts as stuck. Output layers move first if the model
-        returns their outputs. It may also return a square of them, which has no gradient at 0, or a loss of some only.
+        `_BEHIND` other zeros the gradient is lost in rounding, so the zero counts as stuck. Output layers move first if
+        the model returns their outputs. A model may instead return the square of an output, which has no gradient at
+        0, or a loss of some outputs only.
         """
         waiting = [name for name in self.passes.zeros() if learning.get(name)]
         heads = [name for name in waiting if name in self.passes.heads]
-        direct = not self._returns_loss and all(_is_returned_as_it_is(self._facts.flow, name) for name in heads)
+        direct = not self._returns_loss and all(_is_returned_as_it_is(self._inspection.flow, name) for name in heads)
         moved = heads if direct else []
         if len(moved) == len(waiting):
             return []
@@ -333,8 +339,8 @@ def expected_growth(plan: ResidualPlan, values: Sequence[Mapping[str, float]]) -
     """The factor by which a method lets the variance grow: c²(a² + β²) over all branches, e^4.3 at most for 'hanin'.
 
     `values` are the method's scalars at each branch. A β of 1 counts 0: methods that have it make the weights of the
-    branch small. A sum of whole blocks, x + blocks(x), doubles the signal. However much that is, an output may grow by
-    `_LARGE` only.
+    branch small. A sum of whole blocks, x + blocks(x), doubles the signal. The factor is limited to `_LARGE`². An
+    output may be `_LARGE` · √growth times as large as the original's, so at most `_LARGE`² times.
     """
     growth = 1.0
     for branch, present in zip(plan.branches, values, strict=True):

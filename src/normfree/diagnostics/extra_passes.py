@@ -27,7 +27,8 @@ from normfree.nn.model_state import (
     substitute_tensors,
 )
 from normfree.nn.normalizers import is_norm
-from normfree.nn.sharding import is_sharded, whole
+from normfree.nn.sharding import full_tensor as whole
+from normfree.nn.sharding import is_sharded
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
 ROUNDED = 1e-3  # relative difference between gradients that only rounding tells apart

@@ -17,7 +17,8 @@ from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal, ModuleFact
 from normfree.nn.model_state import ModelParts
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
-from normfree.nn.sharding import is_sharded, whole
+from normfree.nn.sharding import full_tensor as whole
+from normfree.nn.sharding import is_sharded
 from normfree.plan import Branch, Layer, ResidualPlan
 from normfree.report.tables import Column, Table, compact
 

@@ -45,7 +45,8 @@ from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, hooked, parts_of, preserve_model_state, reshard_
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.nn.sharding import is_sharded, whole
+from normfree.nn.sharding import full_tensor as whole
+from normfree.nn.sharding import is_sharded
 from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
 Loss = Callable[[Any, Any], Tensor]

@@ -19,7 +19,7 @@ from normfree.diagnostics.signals import NUMBERS, Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.nn.sharding import whole
+from normfree.nn.sharding import full_tensor as whole
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 

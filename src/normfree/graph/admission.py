@@ -1,4 +1,4 @@
-"""Which models and methods can be converted: the rules that `convert` and the advice of `diagnose` share."""
+"""Which models can be converted by which methods: the rules that `convert` and the advice of `diagnose` share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from normfree.plan import Branch, Layer, ResidualPlan, unwrapped
 
 
 def check_request(model: nn.Module, method: Method, example: Any) -> None:
-    """Refuse a model that cannot be changed, a method that converts none, and an example that it cannot use.
+    """Refuse a model that no method converts, a method that converts no model, and an example that cannot be used.
 
     Raises:
         ValueError: With the reason and a remedy.
@@ -71,8 +71,8 @@ def _cannot_convert_by(method: Method) -> str | None:
     """Why no existing model can be converted with a method, and a remedy; None if some can."""
     if method.kind == "normalized" and method.norm is not None:
         return (
-            f"expected a method without normalization, got '{method.name}', which is one of the normalizers: there is "
-            "nothing to convert to; use 'fixup', 'skipinit', 'rezero', 'nf', 'wn' or 'dyt'"
+            f"expected a method without normalization, got '{method.name}', which keeps or adds a normalizer; use "
+            "'fixup', 'skipinit', 'rezero', 'nf', 'wn' or 'dyt'"
         )
     if method.weight == "spectral":
         return (
@@ -105,7 +105,7 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
         if name not in {layer.name for layer in plan.classifier}:
             raise ValueError(f"expected the names of weight layers of {kind} in heads, got '{name}'")
     for node in flow.nodes:
-        if _adds_otherwise(node):
+        if _adds_by_unsupported_function(node):
             raise ValueError(
                 f"expected sums by + and -, but '{node.home or kind}' adds a branch by {node.function}, which is not "
                 "followed; write x + f(x) there"
@@ -124,8 +124,8 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
         )
 
 
-def _adds_otherwise(node: Node) -> bool:
-    """Whether a node adds a branch with layers to its own input, by a function other than + and -."""
+def _adds_by_unsupported_function(node: Node) -> bool:
+    """Whether a node adds a branch with layers to the branch's own input, by a function other than + and -."""
     if node.function in REDUCTIONS and len(node.inputs) == 1 and node.inputs[0].function == "stack":
         operands = node.inputs[0].inputs
     elif node.function in OTHER_SUMS and node.first_operand is not None:
@@ -150,7 +150,9 @@ def _adds_recurrence(node: Node) -> bool:
     return False
 
 
-def rigid_layers(model: nn.Module, plan: ResidualPlan, method: Method, flow: Flow | None = None) -> dict[str, str]:
+def layers_not_reparametrizable(
+    model: nn.Module, plan: ResidualPlan, method: Method, flow: Flow | None = None
+) -> dict[str, str]:
     """The weight layers that cannot become the method's kind of layer, by qualified name, with the reason.
 
     With the recorded flow it is also known whether a weight is used by a call of its layer, and whether a layer of a
@@ -199,7 +201,7 @@ def supports_conversion(model: nn.Module, plan: ResidualPlan, method: Method) ->
     scales_sums = not method.rule.c == method.rule.a == ONE  # only a module that returns the sum can do that
     if skip not in method.skips or scales_sums or _cannot_convert_by(method) is not None:
         return False
-    return not rigid_layers(model, plan, method)
+    return not layers_not_reparametrizable(model, plan, method)
 
 
 def _multiplies(branch: Branch) -> bool:

@@ -15,7 +15,7 @@ from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, VIEWS
 from normfree.graph.recorder import record
 from normfree.graph.residuals import (
-    PlainSums,
+    NonResidualSums,
     ResidualSum,
     latest_common_ancestor,
     residual_sums,
@@ -32,7 +32,7 @@ Layers = Callable[..., tuple[Layer, ...]]
 _LEVELS = 2
 
 
-# A sum with one of these is meant exactly: x + (q - x).detach() is q, with the gradient of x.
+# A branch with one of these must not be scaled: x + (q - x).detach() is q, with the gradient of x.
 _EXACT = frozenset({"detach", "embedding"})
 
 
@@ -67,10 +67,10 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
 
 def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) -> ResidualPlan:
     """The residual plan of a model whose flow was recorded; `heads` names layers that are known to be output layers."""
-    plain = PlainSums(flow.nodes, flow.outputs)
-    layers = _layer_reader(model, flow, plain)
+    excluded = NonResidualSums(flow.nodes, flow.outputs)
+    layers = _layer_reader(model, flow, excluded)
     known = [node for node in flow.nodes if any(weight.module in heads for weight in node.weights)]
-    sums = residual_sums(flow.nodes, plain, known)
+    sums = residual_sums(flow.nodes, excluded, known)
     placed = positions(_stages(sums), [_changes_shape(s) for s in sums])
     names = _names(sums)
     outer, levels = _nesting(sums)
@@ -81,7 +81,7 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     inside = {node for s in sums for node in (*s.branch, *s.shortcut)}
     gates = _only_bounded_factors(flow.nodes)
     outside = [node for node in flow.nodes if node.kind == "weight" and node not in inside]
-    closing = known or [n for n in outside if n not in gates and not plain.precedes_a_layer(n)]
+    closing = known or [n for n in outside if n not in gates and not excluded.precedes_a_layer(n)]
     stem, body = _split([n for n in outside if n not in closing], sums)
     if not stem and not sums:  # a network of one layer
         stem, closing = closing[:1], closing[1:]
@@ -132,7 +132,7 @@ def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
 class WeightlessBranch(NamedTuple):
     """A branch f without weights, such as pooling, that is added to the residual stream: x + f(x).
 
-    `end` is the operand f(x) of the addition. `steps` are the steps that all of f(x) goes by, the last first.
+    `end` is the operand f(x) of the addition. `steps` are the steps on every path to f(x), the last first.
     """
 
     addition: Node
@@ -169,7 +169,7 @@ def weightless_branches(flow: Flow, plan: ResidualPlan) -> list[WeightlessBranch
 
 
 def _dominators(end: Node, start: Node) -> list[Node]:
-    """The nodes that every path from `start` to `end` goes by, the last first, `end` included."""
+    """The nodes on every path from `start` to `end`, the last first, `end` included."""
     found, seen, heap = [], {end}, [(-end.index, end)]
     while heap:
         _, node = heapq.heappop(heap)
@@ -182,7 +182,7 @@ def _dominators(end: Node, start: Node) -> list[Node]:
     return found
 
 
-def _layer_reader(model: nn.Module, flow: Flow, plain: PlainSums) -> Layers:
+def _layer_reader(model: nn.Module, flow: Flow, excluded: NonResidualSums) -> Layers:
     """Returns a function from nodes to layers of a plan; a node that multiplies by several parameters gives several."""
     before, after = _activated(flow.nodes), _read_through_activation(flow.nodes)
     modules = dict(model.named_modules())
@@ -204,7 +204,7 @@ def _layer_reader(model: nn.Module, flow: Flow, plain: PlainSums) -> Layers:
                 gate=node in gates,
                 tied=is_tied(weight.module, weight.parameter),
                 nonzero=node in nonzero,
-                share=plain.shares.get(node, 1),
+                share=excluded.shares.get(node, 1),
                 modulates=_modulates(node),
             )
             for node in nodes
@@ -284,7 +284,10 @@ def _branch(
 
 
 def _nesting(sums: Sequence[ResidualSum]) -> tuple[dict[int, int], list[int]]:
-    """The first later sum whose branch contains each sum, by index, and the levels of sums: 1 + those in its branch."""
+    """For each sum, the first later sum whose branch contains it, by index; and its depth.
+
+    The depth is 1 if its branch contains no sum, else 1 more than the largest depth of these sums.
+    """
     found: dict[int, int] = {}
     levels = [1] * len(sums)
     for i, outer in enumerate(sums):

@@ -18,8 +18,8 @@ def expert_groups(model: nn.Module, plan: ResidualPlan) -> list[list[str]]:
     """The modules of each list of experts, by name.
 
     Experts are modules of one list that have the same structure, and belong to one branch whose sum is outside of them,
-    or to one other part of the network. Blocks of a network are no experts: each has a sum of its own. Neither are the
-    paths of a network that chooses nothing (see `Flow.chooses_by_values`).
+    or to one other part of the network. Blocks of a network are no experts: each has a sum of its own. The parallel
+    paths of a network that chooses nothing look like experts, so call this only if `Flow.chooses_by_values`.
     """
     places = _places(plan)
     groups = []

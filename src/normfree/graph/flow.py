@@ -34,7 +34,7 @@ _REDUCTIONS = REDUCTIONS | {"logsumexp", "prod", "norm", "vector_norm", "linalg_
 _NORMALIZATIONS = frozenset({"normalize", "cosine_similarity"})
 
 Use = Literal["weight", "embedding", "joined", "beside", "unknown"]
-"""How a parameter meets the signal: as a weight, a lookup table, a part of the signal, or elementwise."""
+"""How a parameter meets the signal: as a weight, a lookup table, a part of the signal, elementwise, or unknown."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Node:
         bounded: Whether it is a bounded function of the signal, such as a sigmoid, up to constants and its shape.
         divides_itself: Whether it divides a signal by the signal's own norm: 0 would become 0/0.
         discrete: Whether its output is an index or a mask, which has no gradient.
-        reduces_features: Whether it is a sum, mean or the like over the features, as the shapes show.
+        reduces_features: Whether it reduces the features to one number, as a sum, mean or norm, as the shapes show.
         users: The nodes that read it.
     """
 
@@ -125,8 +125,8 @@ class Flow:
         outputs: The nodes of the tensors that the model returned.
         overwritten: The nodes whose value is written into, other than by a module with an option `inplace`.
         several_inputs: The modules that are called with more than one tensor.
-        norm_tensors_read: The normalizers of which other code reads a parameter or buffer, each with its name; of
-            several, one other than `weight`.
+        norm_tensors_read: The normalizers whose parameter or buffer other code reads, each with the tensor's name. If
+            the code reads several, the name is not `weight`.
         normalizing: The calls of functions that normalize, by module and function.
         lost: Where values of the signal left torch, by module and function.
         output_is_lost: Whether the model returned tensors, and none of them depends on the input.
@@ -174,7 +174,7 @@ class Flow:
         return first
 
     def start_at_token(self, args: Sequence[Any]) -> tuple[Node, ...]:
-        """The new input of the flow where a layer reads a learned token, a parameter or made from one; else nothing."""
+        """Add an input to the flow if a layer reads a learned token: a parameter, or a tensor made from parameters."""
         if not args or not self.weights.is_made_from_parameters(args[0]):
             return ()
         self.weights.use(args[:1], "joined")

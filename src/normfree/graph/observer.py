@@ -55,7 +55,7 @@ ACTIVATIONS = frozenset({
     "elu_", "selu_", "celu_", "rrelu", "threshold", "_threshold", "softsign", "logsigmoid",
 })  # fmt: skip
 CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"})
-# Below 0 these are constant, and their derivative at 0 is 0.
+# As a ReLU, these are constant below 0. Their derivative at 0 is 0; that of `maximum` is 1/2, that of a clamp 1.
 RECTIFIERS = frozenset({"relu", "relu_", "relu6", "threshold", "_threshold", "maximum", *CLAMPS})
 ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 MAXIMA = frozenset({"maximum", "max"})
@@ -67,7 +67,7 @@ POINTWISE = GATES | SUMS | PRODUCTS | {
     "pow", "pow_", "__pow__", "square", "square_", "exp", "log1p", "softplus", "neg", "__neg__", "rsub", "__rsub__",
     "weighted_add",
 }  # fmt: skip
-# The result has the shape of the argument, and does not depend on its values.
+# The result does not depend on the values of the argument. It has the argument's shape, but for the `new_` functions.
 VALUELESS = frozenset({
     "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",
     "full_like", "rand_like", "randn_like", "randint_like",
@@ -127,8 +127,8 @@ def kind_of(name: str, shapes: list[tuple[int, ...]]) -> NodeKind:
 class FunctionCall(NamedTuple):
     """A call of a torch function in a forward pass.
 
-    `name` is the function's name. `addition` numbers the sums in the forward pass of one module from 0; it is -1 for
-    any other function.
+    `name` is the function's name. `addition` numbers the sums in a module's own code from 0, over all calls of the
+    module; it is -1 for any other function.
     """
 
     function: Callable[..., Any]

@@ -7,7 +7,7 @@ nothing; every other step, softmax included, passes its degree on. So two layers
 (query · key · value, then the output) 4, a gated feed-forward 3.
 
 Some sums have two operands with a common ancestor and are not residual: those of a loss, of heads, and of parallel
-layers (`PlainSums`).
+layers (`NonResidualSums`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ResidualSum:
         end: The operand of the addition that is the branch.
         degree: The degree of the branch in its weights.
         entries: The layers of the branch that read its input.
-        ends: The layers of the branch whose outputs are added to the shortcut; of the factors of a product, one.
+        ends: The layers of the branch whose outputs are added to the shortcut; of a product, those of one factor.
         covered: The ends with an activation, or a division by their own norm, between them and the sum.
         gates: The layers of the branch that reach the sum only as bounded factors.
         scales: The names of the parameters that multiply the branch's output.
@@ -55,7 +55,7 @@ class ResidualSum:
     scales: tuple[str, ...]
 
 
-def residual_sums(flow: Sequence[Node], plain: PlainSums, heads: Collection[Node] = ()) -> list[ResidualSum]:
+def residual_sums(flow: Sequence[Node], excluded: NonResidualSums, heads: Collection[Node] = ()) -> list[ResidualSum]:
     """The residual sums of a flow, in the order they ran.
 
     An inner sum claims its layers first, so that an outer skip connection lists only the remaining ones. A skip
@@ -64,14 +64,16 @@ def residual_sums(flow: Sequence[Node], plain: PlainSums, heads: Collection[Node
 
     Args:
         flow: The nodes in the order they ran.
-        plain: The sums that are not residual.
+        excluded: The sums that are not residual.
         heads: Layers that are known to be output layers; a sum of their outputs is not residual.
     """
     found: list[ResidualSum] = []
     claimed: set[Node] = set()
     shortcuts: dict[Node, Node] = {}
     for node in flow:
-        residual = _residual_sum(node, claimed, shortcuts, plain) if node.kind == "sum" and node not in plain else None
+        residual = (
+            _residual_sum(node, claimed, shortcuts, excluded) if node.kind == "sum" and node not in excluded else None
+        )
         if residual and not any(head in (*residual.branch, *residual.shortcut) for head in heads):
             found.append(residual)
             claimed.update(residual.branch, residual.shortcut)
@@ -80,7 +82,7 @@ def residual_sums(flow: Sequence[Node], plain: PlainSums, heads: Collection[Node
 
 
 def _residual_sum(
-    node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node], plain: PlainSums
+    node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node], excluded: NonResidualSums
 ) -> ResidualSum | None:
     ancestor, sides = latest_common_ancestor(node, shortcuts)
     if ancestor is None:
@@ -93,9 +95,9 @@ def _residual_sum(
     straight = _walk_back(node.inputs[shortcut], set(sides[shortcut]), stops=shortcuts.keys()) - shortcuts.keys()
     if sizes[1 - shortcut] == (0, 0) or any(n.kind == "gate" for n in straight):
         return None  # nothing learnable is added, or the shortcut is gated: a highway
-    if not plain.precedes_a_layer(node) and _is_reduced(end):
+    if not excluded.precedes_a_layer(node) and _is_reduced(end):
         return None  # a number of each sample is added up for the loss: a log-determinant, a penalty
-    if layers[shortcut] and (_is_part_of_a_branch(node, shortcuts) or plain.adds_heads(node, ancestor, layers)):
+    if layers[shortcut] and (_is_part_of_a_branch(node, shortcuts) or excluded.adds_heads(node, ancestor, layers)):
         return None
     if len(layers[0]) == len(layers[1]) and (branch or sizes[0] == sizes[1]):
         kind: ShortcutKind = "parallel"
@@ -284,12 +286,12 @@ def _growing_factors(node: Node) -> tuple[Node, ...]:
     return tuple(factor for factor in node.factors if not factor.bounded) or node.factors
 
 
-class PlainSums:
-    """What follows each node of a flow, and the sums that are not residual because of it.
+class NonResidualSums:
+    """The sums that are not residual, though their operands have a common ancestor, and what shows them.
 
-    - A sum that feeds nothing but numbers (`((prediction - x) ** 2).mean()`) is part of a loss.
+    - A sum that leads to single numbers only, as in `((prediction - x) ** 2).mean()`, is part of a loss.
     - Sums of parallel layers, conv3x3(x) + conv1x1(x) + x as in re-parametrizable blocks, form one layer.
-    - A sum of heads, (h1(z) + h2(z)) / 2, is followed by no layer.
+    - A sum of heads, (h1(z) + h2(z)) / 2, adds outputs of the network; `adds_heads` recognizes it.
 
     Attributes:
         shares: For each of several parallel layers, the number of paths that are added to one another.
@@ -322,8 +324,9 @@ class PlainSums:
     def adds_heads(self, node: Node, ancestor: Node, layers: Sequence[Sequence[Node]]) -> bool:
         """Whether a sum whose operands both have layers adds the outputs of heads.
 
-        Heads are alike, or score a few classes from many channels, as many as the network returns. A projection
-        shortcut of the last block differs from its branch, and does not reduce the channels.
+        True if the sum has at most half of its ancestor's channels and as many as an output; or if no weight layer
+        follows it and it has at most half of its ancestor's channels, or as many layers on one side as on the other. A
+        projection shortcut of the last block has fewer layers than its branch, and does not reduce the channels.
         """
         scores = 2 * _channels(node) <= _channels(ancestor)
         if scores and any(_channels(node) == _channels(output) for output in self._outputs):

@@ -110,7 +110,7 @@ def lsuv(*, by: str = "block") -> Method:
     """x' = p(c·(x + f(x))), orthogonal weights, and a fixed c that gives each block's output unit variance on a batch.
 
     With `by=layer` the sums have no c; instead, the weight of each layer is scaled to unit output variance, as in
-    release 0.1 and in Mishkin & Matas. So are the layers of a network without residual blocks.
+    release 0.1 and in Mishkin & Matas. In a network without residual blocks, layers are always scaled.
 
     Reference: fixup, section 4.1, baseline 2; normdead, section 4.1; Mishkin & Matas 2016, algorithm 1.
     Differs: the factor c, because no scale of the branch's weights could give x + f(x) the variance of x. One pass

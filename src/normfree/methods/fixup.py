@@ -24,7 +24,7 @@ class FixupInit:
     Layers that the paper's networks do not have get He fan-out without the factor, as shortcuts do: further layers of
     the stem, layers between stages, bounded gates, and branches that merge signals. `scale` multiplies the factor;
     `bounded` also treats the softmax of an attention as a bounded gate. `xavier` draws the branches of a Transformer by
-    Xavier, as the authors. Without `zero_last` the last layer of a branch is scaled like the others; so it is where an
+    Xavier, as the authors. The last layer of a branch is scaled like the others without `zero_last`, and wherever an
     activation follows it, since a ReLU of 0 has no gradient. Without `zero_classifier` the classifier keeps torch's
     default.
     """

@@ -215,7 +215,7 @@ def initialize_(
     Raises:
         ValueError: If the method needs residual branches and the plan has none, if it needs a batch and gets none, if
             the model lacks the method's modules, or if a weight is computed from other parameters and cannot be set.
-            The model is then unchanged.
+            With `restore`, the model is then unchanged.
     """
     method = get(method)
     if plan is None:

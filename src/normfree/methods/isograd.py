@@ -140,8 +140,8 @@ def isograd(*, shortcut: str = "identity") -> Method:
     """x' = √½ · (h(x) + f(x)) with Var[W] = γ/(d·t); `shortcut=conv` adds a 1×1 convolution to every block.
 
     Meant for ResNets: networks of 2-D convolutions whose blocks are modules that return their sum, or its ReLU. Other
-    models can only be converted if every residual sum has such a module of its own; a Transformer's blocks, with two
-    sums each, have not.
+    models can only be converted if every residual sum has such a module of its own. A Transformer's blocks do not: each
+    has two sums.
 
     Reference: none; it completes robust, section 3.2, where equation 2 counts taps without stride and padding.
     """

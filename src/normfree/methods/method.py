@@ -24,8 +24,8 @@ FORMS: tuple[Form, ...] = ("post", "pre", "linear")
 Skip = Literal["residual", "none", "dense", "highway", "sequence"]
 """The skip connections of a network: residual sums, none, concatenation or gates; "sequence" is residual sums around
 the attention and feed-forward layers of a Transformer."""
-EVERY_SKIP: tuple[Skip, ...] = ("residual", "none", "dense", "highway")
-WITH_SEQUENCES: tuple[Skip, ...] = (*EVERY_SKIP, "sequence")
+SKIPS_WITHOUT_SEQUENCES: tuple[Skip, ...] = ("residual", "none", "dense", "highway")
+WITH_SEQUENCES: tuple[Skip, ...] = (*SKIPS_WITHOUT_SEQUENCES, "sequence")
 RESIDUAL_SUMS: tuple[Skip, ...] = ("residual", "sequence")
 
 Kind = Literal["initialization", "norm-free", "normalized"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from normfree.methods.fixup import fused_xavier
 from normfree.methods.initialize import InitContext
-from normfree.methods.method import EVERY_SKIP, WITH_SEQUENCES, Method, register
+from normfree.methods.method import SKIPS_WITHOUT_SEQUENCES, WITH_SEQUENCES, Method, register
 from normfree.methods.plain import draw_normal_, he_fan_in_
 
 
@@ -21,7 +21,7 @@ def _method(name: str, summary: str, reference: str) -> Method:
         h="identity",
         weights=f"{name} for comparison; He fan-in",
         initializer=he_fan_in_,
-        skips=EVERY_SKIP,
+        skips=SKIPS_WITHOUT_SEQUENCES,
     )
 
 

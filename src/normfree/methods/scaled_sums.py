@@ -167,7 +167,7 @@ def sqrt_half() -> Method:
 
 @register
 def small_branch(*, beta: float = 0.2) -> Method:
-    """x' = x + β·f(x) with one small β for all.
+    """x' = x + β·f(x) with one small β for all branches.
 
     Reference: normdead, section 3.2 (β in [0.1, 0.3]; the source, Szegedy 2016, keeps batch norm).
     """

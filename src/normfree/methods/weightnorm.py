@@ -29,8 +29,8 @@ def _set_lengths_(
 ) -> None:
     """Draw directions, and set g = √(γ·(fan_in/fan_out)^power) with γ = 2 before a ReLU, else 1.
 
-    The last layer of a branch gets `last_gain`. The stem of a ResNet has γ = 2 even without its ReLU: so it is in the
-    authors' code, though not in their text.
+    The last layer of a branch gets `last_gain`. The stem of a ResNet has γ = 2 even without its ReLU, as in the
+    authors' code, but not in their text.
     """
     bare = {layer for layer in ctx.plan.stem if isinstance(_next_module(ctx, layer), OmittedActivation)}
     ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}

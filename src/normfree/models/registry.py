@@ -155,7 +155,8 @@ def _fitting_form(family: Family, name: str, method: Method, given: Form | None)
         return family.form
     if family.reads_tokens and chosen == "linear":
         raise ValueError(
-            f"model '{name}' has the forms 'pre' and 'post', got 'linear'; without a normalizer they are the same"
+            f"model '{name}' has the forms 'pre' and 'post', got 'linear'; without a normalizer, 'pre' and "
+            "'post' are the same"
         )
     if given is not None and given not in method.forms:
         raise ValueError(

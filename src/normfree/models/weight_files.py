@@ -19,8 +19,8 @@ _MAKES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.ra
 class SizeLimit(TorchFunctionMode):
     """A context in which a stored name builds a model; one far larger than its stored tensors raises `ValueError`.
 
-    Otherwise a small folder that names a huge model would fill the memory. Nothing is allocated for the tensor that is
-    too many.
+    Otherwise a small folder that names a huge model would fill the memory. Nothing is allocated for the tensor that
+    exceeds the limit.
 
     Args:
         tensors: The stored tensors.

@@ -1,8 +1,8 @@
 """The state of a model: run a model and restore its state afterwards.
 
 `preserve_model_state` is the context manager for a pass through a model. `on_meta` does the same on tensors without
-values. The other functions are their building blocks, `restored_on_error`, which rolls back a failed change, and
-`reshard_` for models that FSDP2 (`fully_shard`) spread over several processes: all processes must call it together.
+values. `restored_on_error` rolls back a failed change. `reshard_` is for models that FSDP2 (`fully_shard`) shards; all
+processes must call it together. The other functions are building blocks of these.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ def preserve_model_state(
 
 
 @contextmanager
-def trial_run(model: nn.Module) -> Iterator[None]:
+def eval_pass(model: nn.Module) -> Iterator[None]:
     """Run a model in evaluation mode and without gradients inside; the model is restored at the end.
 
-    Its attributes are, too: what a model caches for inference comes from the weights of this pass.
+    Its attributes are restored, too, since a model may cache values that it computed from the weights of this pass.
     Attention runs without its fast path, so that it calls its parts one by one.
     """
     fast = torch.backends.mha.get_fastpath_enabled()

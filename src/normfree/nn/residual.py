@@ -18,7 +18,7 @@ NEUTRAL = {"c": 1.0, "a": 1.0, "alpha": 1.0, "beta": 1.0, "delta": 0.0}
 
 
 class Residual(nn.Module):
-    """One residual sum, p(c · (a · h(s) + β · f(e(α · x)) + δ)).
+    """One residual sum, p(c · (a · h(s) + β · f(e(α · x)) + δ)), where the shortcut h reads s: x or e(α · x).
 
     A scalar that is None is neutral and costs nothing; a branch that is None adds nothing.
 
@@ -72,8 +72,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, *context: Any) -> Tensor:
         """Return the sum; `context` is passed to the branch (a memory, masks, a cache)."""
-        # Rounding before the entry instead of after it halves the memory kept for the backward pass. But a shortcut
-        # that reads the entry is part of the stream.
+        # Round before the entry: this halves the memory kept for the backward pass. If the shortcut reads the entry,
+        # round after it, because the shortcut belongs to the full-precision stream.
         early = self.branch_dtype is not None and not self.shortcut_reads_entry
         entered = self.entry(self.alpha(x.to(self.branch_dtype) if early else x))
         source = entered if self.shortcut_reads_entry else x
@@ -196,7 +196,10 @@ def lower_precision_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def reset_precision_(model: nn.Module) -> nn.Module:
-    """Undo `set_precision_` and scalar folding: compute in the dtype of the operands, with all scalars, in place."""
+    """Clear the dtypes that `set_precision_` set, and mark all scalars as not folded, in place.
+
+    The weights keep their dtype; `MasterWeights.release_` restores float32.
+    """
     for module in model.modules():
         if isinstance(module, Residual):
             module.stream_dtype = module.branch_dtype = None

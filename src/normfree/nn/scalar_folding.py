@@ -62,17 +62,17 @@ class Stream:
 class ParameterSlot(NamedTuple):
     """The place of a parameter in the vectors.
 
-    It takes `size` elements from `start` on in the master vector, and in half precision as many from `short_start` on
+    It takes `size` elements from `start` on in the master vector, and in half precision as many from `half_start` on
     in the compute vector.
     """
 
     parameter: nn.Parameter
     start: int
-    short_start: int | None
+    half_start: int | None
     size: int
 
 
-def foldable_layers(model: nn.Module, short: Collection[int] | None = None) -> list[FoldableLayer]:
+def foldable_layers(model: nn.Module, half: Collection[int] | None = None) -> list[FoldableLayer]:
     """Find the layers of residual branches into which a scalar can be folded.
 
     All their parameters are learnable, and no other module uses them. A scalar bias is folded into all layers that read
@@ -81,13 +81,13 @@ def foldable_layers(model: nn.Module, short: Collection[int] | None = None) -> l
 
     Args:
         model: The model.
-        short: The ids of the parameters to consider; the default is all.
+        half: The ids of the parameters to consider; the default is all.
     """
     owners = _owners(model)
 
     def fits(layer: nn.Module) -> bool:
         held = [p for p in layer._parameters.values() if p is not None]
-        considered = short is None or all(id(p) in short for p in held)
+        considered = half is None or all(id(p) in half for p in held)
         return considered and _is_plain(layer) and all(_learns_alone(p, owners) for p in held)
 
     biases: dict[nn.Module, ScalarBias] = {}
@@ -240,7 +240,7 @@ class ScalarFolding:
         values: Tensor,
     ) -> None:
         starts = {id(slot.parameter): slot.start for slot in slots}
-        short_starts = {id(slot.parameter): slot.short_start for slot in slots if slot.short_start is not None}
+        half_starts = {id(slot.parameter): slot.half_start for slot in slots if slot.half_start is not None}
         found = [layers[i] for i in starts if i in layers]
         biases = [layer.bias for layer in found if layer.bias is not None]
         readers = foldable_deltas(model, streams, {*biases})
@@ -250,7 +250,7 @@ class ScalarFolding:
         self._ends = [reader for reader in readers if reader not in {*biases}]
         self._end_sums = values.new_zeros(len(self._ends))
         sizes = {id(slot.parameter): slot.size for slot in slots}
-        self._groups = list(_adjacent_layers(found, starts, short_starts, sizes))
+        self._groups = list(_adjacent_layers(found, starts, half_starts, sizes))
 
         def indices(numbers: Iterable[int]) -> Tensor:
             return torch.tensor([*numbers], device=values.device, dtype=torch.int64)
@@ -270,7 +270,7 @@ class ScalarFolding:
             spans = ((begins[id(vector)], len(vector)) for _, vector in vectors)
             return indices(i for begin, size in spans for i in range(begin, begin + size))
 
-        self._vector_at, self._computing_at = element_positions(starts), element_positions(short_starts)
+        self._vector_at, self._computing_at = element_positions(starts), element_positions(half_starts)
         self._layer_of_element = indices(i for i, vector in vectors for _ in range(len(vector)))
         self._beta, self._bias = values.new_ones(len(found)), values.new_zeros(len(found))
         self._scalar_gradients = values.new_zeros(2, len(found))  # of β and b, by layer
@@ -359,7 +359,7 @@ def _incidence(
 def _adjacent_layers(
     layers: Sequence[FoldableLayer],
     starts: Mapping[int, int],
-    short_starts: Mapping[int, int],
+    half_starts: Mapping[int, int],
     sizes: Mapping[int, int],
 ) -> Iterator[_AdjacentLayers]:
     """Group the layers of one kind whose weights are adjacent in the vectors."""
@@ -373,7 +373,7 @@ def _adjacent_layers(
     layer_count = element_count = 0
     for ((has_bias, has_beta, has_vector, shape), _), numbered in groupby(enumerate(layers), key=group_of):
         members = [id(layer.layer.weight) for _, layer in numbered]
-        start, short_start = starts[members[0]], short_starts[members[0]]
+        start, half_start = starts[members[0]], half_starts[members[0]]
         length = len(members) * sizes[members[0]]
         elements = len(members) * shape[0] if has_vector else 0
         yield _AdjacentLayers(
@@ -382,7 +382,7 @@ def _adjacent_layers(
             has_beta=has_beta,
             has_vector=has_vector,
             masters=slice(start, start + length),
-            computing=slice(short_start, short_start + length),
+            computing=slice(half_start, half_start + length),
             layers=slice(layer_count, layer_count + len(members)),
             elements=slice(element_count, element_count + elements),
         )

@@ -1,6 +1,6 @@
 """Tensors that may be spread over several processes by FSDP2 (`fully_shard`), and tensors on several devices.
 
-All processes must call `whole` together.
+All processes must call `full_tensor` together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_sharded(tensor: Tensor) -> bool:
     return library is not None and isinstance(tensor, library.DTensor)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor with all its values, gathered from the processes if it is sharded."""
     full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return full

@@ -83,7 +83,7 @@ def _method_of(model: nn.Module) -> Method:
             f"expected a model that was built or converted with a method, got {type(model).__name__}; pass method="
         )
     made_by = getattr(unwrapped(model), "method", None)
-    return made_by if isinstance(made_by, Method) and made_by.spec == spec else get(spec)  # one need not be registered
+    return made_by if isinstance(made_by, Method) and made_by.spec == spec else get(spec)  # it need not be registered
 
 
 def _kind(module: nn.Module, name: str, parameter: nn.Parameter) -> str:

@@ -24,7 +24,7 @@ from normfree.nn.scalar_folding import (
     foldable_layers,
 )
 
-_SHORT = {torch.bfloat16, torch.float16}
+_HALF = {torch.bfloat16, torch.float16}
 _ALIGNMENT = 64  # elements; tensor cores need their operands at such addresses
 
 
@@ -82,28 +82,28 @@ class MasterWeights:
             whose = type(model).__name__
             raise ValueError(f"expected at least one parameter of {whose} that learns, got none; set requires_grad")
         dtypes -= {torch.float32}
-        if len(dtypes) > 1 or not dtypes <= _SHORT:
+        if len(dtypes) > 1 or not dtypes <= _HALF:
             raise ValueError(
                 "expected parameters in float32 and at most one half-precision dtype, got "
                 f"{', '.join(sorted(map(str, dtypes)))}; convert the model first"
             )
-        short = {id(p) for p in named.values() if p.dtype != torch.float32}
-        foldable = {id(found.layer.weight): found for found in (foldable_layers(model, short) if short else ())}
-        self._short: list[tuple[slice, slice]] = []  # matching parts of the master and the compute vector
+        half = {id(p) for p in named.values() if p.dtype != torch.float32}
+        foldable = {id(found.layer.weight): found for found in (foldable_layers(model, half) if half else ())}
+        self._half: list[tuple[slice, slice]] = []  # matching parts of the master and the compute vector
         self.groups: list[Group] = []
         slots = self._lay_out(groups, foldable)
-        end, short_end = self.groups[-1].span.stop, self._short[-1][1].stop
+        end, half_end = self.groups[-1].span.stop, self._half[-1][1].stop
         device = slots[0].parameter.device
         self.values = torch.zeros(end, device=device)
         self.gradient = torch.zeros(end, device=device)
-        self._compute = torch.zeros(short_end, device=device, dtype=next(iter(dtypes), torch.float32))
+        self._compute = torch.zeros(half_end, device=device, dtype=next(iter(dtypes), torch.float32))
         self._channels_last = channels_last
         self.parameters = {names[id(slot.parameter)]: slot.parameter for slot in slots}
         self._places = [(p.shape, self._strides(p), start) for p, start, *_ in slots]
-        for view, (parameter, _, short_start, _) in zip(self.named(self.values).values(), slots, strict=True):
+        for view, (parameter, _, half_start, _) in zip(self.named(self.values).values(), slots, strict=True):
             view.copy_(originals.get(names[id(parameter)], parameter.detach()))
-            if short_start is not None:
-                view = self._compute.as_strided(view.shape, view.stride(), short_start)
+            if half_start is not None:
+                view = self._compute.as_strided(view.shape, view.stride(), half_start)
             parameter.data = view
             parameter.grad = None
         self.gradients = self.named(self.gradient)
@@ -114,7 +114,7 @@ class MasterWeights:
         self._fixed = {name: p for name, p in named.items() if name not in self.parameters}
         self._fixed_values = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
         self._folding: ScalarFolding | None = None
-        self._elsewhere = {*self._stacked}  # the parameters whose gradients the stacks or `unfold_gradients_` have
+        self._elsewhere = {*self._stacked}  # parameters whose gradients come from a stack or `unfold_gradients_`
         if foldable:
             streams = model.streams() if isinstance(model, BaseModel) else ()
             self._folding = ScalarFolding(model, foldable, streams, slots, self.values)
@@ -133,17 +133,17 @@ class MasterWeights:
             return parameter.dtype == torch.float32, found is not None, found.kind if found else (), place
 
         slots: list[ParameterSlot] = []
-        end = short_end = 0
+        end = half_end = 0
         for group in groups:
-            start, short_start = end, short_end
+            start, half_start = end, half_end
             for parameter in sorted((p for p in group["params"] if p.requires_grad), key=order):
                 size = _padded_size(parameter.numel())
-                is_short = parameter.dtype != torch.float32
-                slots.append(ParameterSlot(parameter, end, short_end if is_short else None, size))
+                is_half = parameter.dtype != torch.float32
+                slots.append(ParameterSlot(parameter, end, half_end if is_half else None, size))
                 end += size
-                short_end += size if is_short else 0
-            length = short_end - short_start
-            self._short.append((slice(start, start + length), slice(short_start, short_end)))
+                half_end += size if is_half else 0
+            length = half_end - half_start
+            self._half.append((slice(start, start + length), slice(half_start, half_end)))
             self.groups.append(Group(group["name"], slice(start, end), group["lr"], group["weight_decay"]))
         return slots
 
@@ -210,9 +210,9 @@ class MasterWeights:
     @torch.no_grad()
     def copy_to_model_(self) -> None:
         """Round the masters into the compute vector, with scalars folded in."""
-        for masters, short in self._short:
-            if short.stop > short.start:
-                self._compute[short].copy_(self.values[masters])
+        for masters, compute in self._half:
+            if compute.stop > compute.start:
+                self._compute[compute].copy_(self.values[masters])
         if self._folding is not None:
             self._folding.fold_weights_(self.values, self._compute)
 
@@ -237,7 +237,7 @@ class MasterWeights:
         Do not use the masters afterwards.
         """
         for name, value in self.frozen().items():
-            self._fixed[name].data = value.float() if value.dtype in _SHORT else value
+            self._fixed[name].data = value.float() if value.dtype in _HALF else value
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
             parameter.grad = None

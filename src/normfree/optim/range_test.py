@@ -1,4 +1,4 @@
-"""The parts of a search for a learning rate: trial runs whose weights are restored, proposals, checks and bounds."""
+"""The parts of a search for a learning rate: test runs that restore the weights, proposals, checks and bounds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[float], MakeOptimizer]] = {
 }
 
 
-class Trial:
+class RateTestRun:
     """Trains a model on given batches from its present weights, and restores them.
 
     Attributes:
@@ -62,9 +62,9 @@ class Trial:
         """Train until the rates end or the loss diverges.
 
         Returns:
-            The loss at every step before it is taken, less the loss of its batch at the start, plus the mean loss at
-            the start, so that easy and hard batches compare; and the mean loss over all batches at the end, ∞ after a
-            divergence.
+            Two things. First, the loss before each step; to compare easy and hard batches, the batch's initial loss is
+            subtracted and the mean initial loss added. Second, the mean loss over all batches at the end; ∞ if
+            diverged.
         """
         losses: list[float] = []
         with self._restored():
@@ -164,7 +164,7 @@ def propose_rate(rates: Sequence[float], losses: Sequence[float]) -> float | Non
 
 
 def halve_until_trained(
-    trial: Trial, rate: float, orders: Sequence[Sequence[int]], check: int
+    trial: RateTestRun, rate: float, orders: Sequence[Sequence[int]], check: int
 ) -> tuple[float, tuple[float, ...]]:
     """Halve a rate until `check` steps lower the mean loss for every order; return it and the losses."""
     for _ in range(_HALVINGS):

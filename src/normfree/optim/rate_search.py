@@ -27,7 +27,7 @@ from normfree.optim.range_test import (
     OPTIMIZERS,
     Groups,
     MakeOptimizer,
-    Trial,
+    RateTestRun,
     as_pair,
     batch_orders,
     curvature_bounds,
@@ -47,9 +47,9 @@ class RateSearch:
     Attributes:
         suggestion: The learning rate of the weights. `check` steps at this rate lowered the loss for every order of
             the batches.
-        interval: The lowest and highest proposal of the runs, and one step of the grid of rates on either side. It
-            shows how far the order of the batches moves the number. It is no confidence interval, and a longer
-            training may want another rate.
+        interval: From the lowest of the suggestion and the proposals to the highest proposal, plus one grid step on
+            either side. It shows how far the order of the batches moves the number. It is no confidence interval, and a
+            longer training may need another rate.
         diverged: The rate at which each run diverged, ∞ if it did not.
         bounds: 2·(1 + μ)/λ for a few batches, the rate above which the quadratic approximation of the loss at the
             start diverges; empty if it was not measured.
@@ -244,7 +244,7 @@ def find_lr(
     orders = list(batch_orders(len(found), max(steps, check), runs, seed))
     with preserve_model_state(model):
         model.train()
-        trial = Trial(model, found, loss, lambda: make(groups()), clip, seed)
+        trial = RateTestRun(model, found, loss, lambda: make(groups()), clip, seed)
         if not math.isfinite(trial.before):
             raise ValueError(f"expected a finite loss at the start, got {trial.before}; diagnose the model first")
         tests = [trial.train(rates, order) for order in orders]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normfree import theory
 from normfree.methods import get
-from normfree.methods.method import EVERY_SKIP
+from normfree.methods.method import SKIPS_WITHOUT_SEQUENCES
 from normfree.models import build
 from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
@@ -145,7 +145,7 @@ def sec5_1(settings: Settings) -> Measurement:
         "last branch variance, concatenation": [curve[-1] for curve in found["concatenation"]],
         "branch variance over closed form, concatenation": [curve[-1] / exact[-1] for curve in found["concatenation"]],
         "last branch variance, gate": [curve[-1] for curve in found["gate"]],
-        "other skips that nf admits": float(len(set(get("nf").skips) & (set(EVERY_SKIP) - {"residual"}))),
+        "other skips that nf admits": float(len(set(get("nf").skips) & (set(SKIPS_WITHOUT_SEQUENCES) - {"residual"}))),
         "share of normalized weight layers, NF-ResNet-50": sum(weight_kind(m) == "standardized" for m in layers)
         / len(layers),
         "variance in training over testing, dropout": dropout,

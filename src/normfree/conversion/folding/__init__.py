@@ -2,6 +2,6 @@
 
 batchnorm.py     `fold_batchnorm`: each batch norm goes into a neighbouring layer
 inference.py     `fold_`: the scalars of a whole network vanish by a change of units
-units.py         the units of every signal, solved for
+units.py         solves for the units of every signal
 module_flow.py   the recorded flow with the modules that it calls, and weight and bias of a layer in float64, for both
 """

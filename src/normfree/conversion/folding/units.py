@@ -1,10 +1,9 @@
 """Solve for the units of every signal, x = g · u + t, in which the scalars of a network vanish.
 
-Every signal x is stored as u. Instead of multiplying a signal by s, we store the product divided by s, and the
-neighbouring layers correct for it. Then the scalar disappears; a bias disappears in t in the same way. Weight layers
-take any units. The residual stream has to agree with itself: the two sides of a sum have the
-same g, and a ReLU needs t = 0. Factors are solved for first (every constraint is a ratio between two signals), then
-shifts, which may be moved along a sum to the branch's last layer.
+The folded network computes u instead of each signal x = g · u + t. With g and t chosen well, every multiplier becomes 1
+and every bias 0, and can be removed; the neighbouring weight layers absorb g and t. A weight layer takes any units. The
+two sides of a sum need the same g, and a ReLU needs t = 0. The factors g are solved for first: every constraint is a
+ratio between two signals. Then the shifts t are solved for; at a sum, they may move to the branch's last layer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class FoldStep:
     """One step of the signal and the units of its output: the output is g · u + t, and the folded model has u.
 
         weight   any units in, any out: they go into its arrays
-        affine   scale · x + shift, which a change of units does alone
+        affine   scale · x + shift, which a change of units alone can compute
         rectify  relu(g · u) = g · relu(u) for g > 0: no shift
         pass     the units of its input (pooling, dropout, a maximum)
         layout   the units of its input, if the shift is one number for all entries
@@ -75,7 +74,7 @@ class FoldStep:
         return len(self.users) == 1
 
 
-class _Ratios:
+class _ScaleClasses:
     """Classes of signals whose factors are tied: g_i = ratio_i · (g of the class)."""
 
     def __init__(self, count: int) -> None:
@@ -93,14 +92,14 @@ class _Ratios:
             return (
                 ""
                 if math.isclose(factor, 1.0, rel_tol=1e-12)
-                else "its input and output are tied elsewhere, by a different factor"
+                else "another path fixes a different ratio between the scales of its input and output"
             )
         if len(self._members[i]) < len(self._members[j]):  # the larger class takes the smaller
             i, j, factor = j, i, 1 / factor
         low = min(self._range[i][0], factor * self._range[j][0])
         high = max(self._range[i][1], factor * self._range[j][1])
         if high / low > _RANGE:
-            return f"the stream's units would leave a range of {_RANGE:g}"
+            return f"the scales along the residual stream would differ by more than 2^{math.log2(_RANGE):g}"
         for member in self._members[j]:
             self._class[member] = i
             self._ratio[member] *= factor
@@ -117,25 +116,25 @@ class _Ratios:
 def solve_factors_(steps: list[FoldStep]) -> None:
     """Set g of every step, and mark the multipliers that have to stay."""
     place = {step: i + 1 for i, step in enumerate(steps)}  # 0 is the plain unit
-    ratios = _Ratios(len(steps) + 1)
+    classes = _ScaleClasses(len(steps) + 1)
     for step in steps:
         if step.kind in ("rectify", "pass", "layout", "widen", "sum"):
             for source in step.inputs:
-                ratios.tie(place[source], place[step], 1.0)
+                classes.tie(place[source], place[step], 1.0)
         elif step.kind == "barrier":
             for tied in (step, *step.inputs):
-                ratios.tie(0, place[tied], 1.0)
+                classes.tie(0, place[tied], 1.0)
         if not step.users:
-            ratios.tie(0, place[step], 1.0)
+            classes.tie(0, place[step], 1.0)
     multipliers = [step for step in steps if step.kind == "affine"]
     for step in sorted(multipliers, key=lambda step: bool(step.scale != 1)):  # biases first: they tie by 1
         scale = step.scale.item()
         if not 0 < scale < math.inf:
             step.stays = f"its factor {scale:g} is not positive, and no layer stands before it"
         else:
-            step.stays = ratios.tie(place[step.inputs[0]], place[step], scale)
+            step.stays = classes.tie(place[step.inputs[0]], place[step], scale)
     for step in steps:
-        step.g = ratios.factor(place[step])
+        step.g = classes.factor(place[step])
 
 
 def solve_shifts_(steps: list[FoldStep]) -> None:
@@ -157,24 +156,24 @@ class _Shifts:
 
     def set_(self) -> FoldStep | None:
         """Set every t. Returns the step whose input cannot have the t that it needs, if any."""
-        wishes = _wishes(self.steps, self.pinned)
+        preferred = _preferred_shifts(self.steps, self.pinned)
         for step in self.steps:
-            wish, hard = wishes[step]
+            preference, hard = preferred[step]
             step.t = _ZERO
             if step.kind == "weight":
                 if not _fits(step, step.inputs[0].t):
                     return step
-                if wish is not None and step not in self.pinned:
-                    step.t = wish
+                if preference is not None and step not in self.pinned:
+                    step.t = preference
             elif step.kind == "affine":
-                self._set_affine(step, wish if hard else None)
+                self._set_affine(step, preference if hard else None)
             elif step.kind == "sum":
-                self._set_sum(step, wish)
+                self._set_sum(step, preference)
             elif step.kind in ("pass", "layout", "widen"):
                 step.t = _widened(step) if step.kind == "widen" else step.inputs[0].t
                 if step.kind == "layout" and step.t.dim():
                     return step
-            elif not all(self._push(source, -source.t) for source in step.inputs):
+            elif not all(self._shift_upstream(source, -source.t) for source in step.inputs):
                 return step
         return None
 
@@ -186,13 +185,13 @@ class _Shifts:
         elif needed is not None:
             step.t = needed
 
-    def _set_sum(self, step: FoldStep, wish: Tensor | None) -> None:
+    def _set_sum(self, step: FoldStep, preference: Tensor | None) -> None:
         shifts = [source.t for source in step.inputs]
-        step.t = _snap(shifts[0] + shifts[1], _ZERO if wish is None else wish, *shifts)
-        if wish is not None and any(self._push(source, wish - step.t) for source in step.inputs):
-            step.t = wish
+        step.t = _snap(shifts[0] + shifts[1], _ZERO if preference is None else preference, *shifts)
+        if preference is not None and any(self._shift_upstream(source, preference - step.t) for source in step.inputs):
+            step.t = preference
 
-    def _push(self, step: FoldStep, change: Tensor) -> bool:
+    def _shift_upstream(self, step: FoldStep, change: Tensor) -> bool:
         """Change the t of a step with one reader, at the weight layer it comes from. Returns whether that is possible.
 
         A change of 0 is always possible.
@@ -204,10 +203,10 @@ class _Shifts:
         if step.kind == "weight":
             done = _has_channels(step, change)
         elif step.kind == "sum":
-            done = any(self._push(source, change) for source in step.inputs)
+            done = any(self._shift_upstream(source, change) for source in step.inputs)
         elif step.kind in ("affine", "pass", "layout"):
             whole = step.kind == "pass" or not change.dim()
-            done = whole and not step.stays and self._push(step.inputs[0], change / step.scale)
+            done = whole and not step.stays and self._shift_upstream(step.inputs[0], change / step.scale)
         else:
             done = False
         if done:
@@ -215,20 +214,22 @@ class _Shifts:
         return done
 
 
-def _wishes(steps: list[FoldStep], pinned: set[FoldStep]) -> dict[FoldStep, tuple[Tensor | None, bool]]:
+def _preferred_shifts(steps: list[FoldStep], pinned: set[FoldStep]) -> dict[FoldStep, tuple[Tensor | None, bool]]:
     """The t that the readers of each step prefer, and whether they need it."""
-    wishes: dict[FoldStep, tuple[Tensor | None, bool]] = {}
+    preferred: dict[FoldStep, tuple[Tensor | None, bool]] = {}
     for step in reversed(steps):
-        found = [_wish(user, wishes[user], pinned) for user in step.users]
-        needed = [wish for wish, hard in found if hard]
-        liked = [wish for wish, _ in found if wish is not None]
-        wishes[step] = (needed[0], True) if needed else (liked[0] if liked else None, False)
+        found = [_preferred_shift(user, preferred[user], pinned) for user in step.users]
+        needed = [preference for preference, hard in found if hard]
+        liked = [preference for preference, _ in found if preference is not None]
+        preferred[step] = (needed[0], True) if needed else (liked[0] if liked else None, False)
         if not step.users:
-            wishes[step] = (_ZERO, True)
-    return wishes
+            preferred[step] = (_ZERO, True)
+    return preferred
 
 
-def _wish(user: FoldStep, own: tuple[Tensor | None, bool], pinned: set[FoldStep]) -> tuple[Tensor | None, bool]:
+def _preferred_shift(
+    user: FoldStep, own: tuple[Tensor | None, bool], pinned: set[FoldStep]
+) -> tuple[Tensor | None, bool]:
     """The t that one reader prefers for its input."""
     if user.kind in ("rectify", "barrier"):
         return _ZERO, True
@@ -256,10 +257,10 @@ def _sources(step: FoldStep) -> set[FoldStep]:
     return found
 
 
-def _snap(value: Tensor, wish: Tensor, *parts: Tensor) -> Tensor:
-    """`wish` if `value` differs from it by rounding alone, else `value`."""
-    size = max(part.abs().max().item() for part in (*parts, wish))
-    return wish if (value - wish).abs().max().item() <= 1e-13 * size else value
+def _snap(value: Tensor, preference: Tensor, *parts: Tensor) -> Tensor:
+    """`preference` if `value` differs from it by rounding alone, else `value`."""
+    size = max(part.abs().max().item() for part in (*parts, preference))
+    return preference if (value - preference).abs().max().item() <= 1e-13 * size else value
 
 
 def _fits(layer: FoldStep, shift: Tensor) -> bool:
