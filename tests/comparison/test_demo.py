@@ -11,7 +11,8 @@ import pytest
 
 from normfree.comparison import demo as room
 from normfree.comparison import sweep as runs
-from normfree.comparison.demo import Demo, DemoSettings, page, picture, run_demo, save
+from normfree.comparison.demo import Demo, DemoSettings, run_demo
+from normfree.comparison.demo_page import page, picture, save
 from normfree.train.engine import loop as engine
 
 TINY = DemoSettings(
@@ -62,20 +63,20 @@ def test_progress_counts_what_a_run_costs(tmp_path: Path, monkeypatch: pytest.Mo
         told.append(done)
         texts.append(text)
 
-    calls: list[int] = []
+    calls: list[str] = []
 
     def stopped(*_: object, methods: list[str], progress: Callable[[int, int, str], None], **__: object) -> Any:
-        for done in (0, 3 * len(methods), 9 * len(methods)):
-            progress(done, 9 * len(methods), "about 1 min 2 s left, a run")
-        calls.append(len(methods))
-        return SimpleNamespace(signal=1 if sum(calls) == 4 else None)
+        for done in (0, 3, 9):
+            progress(done, 9, "about 1 min 2 s left, a run")
+        calls.extend(methods)
+        return SimpleNamespace(signal=1 if len(calls) == 4 else None)
 
     monkeypatch.setattr(room, "compare", stopped)
     monkeypatch.setattr(room, "measure_signal", lambda _: ([1.0], [1.0]))
     assert run_demo(tmp_path, progress=update) is None
-    assert texts[1:] == ["a run"] * 9  # one estimate of the time left: that of the demo
-    assert calls == [1, 1, 2]  # the methods that share a learning rate
-    start, signals, deepest, fixup, _, _, batchnorm, _, _, depths = told
+    assert texts[1:] == ["a run"] * 12  # one estimate of the time left: that of the demo
+    assert calls == ["fixup", "batchnorm", "sqrt_half", "he_in"]
+    start, signals, deepest, fixup, _, _, batchnorm, _, _, _, _, _, depths = told
     assert (start, signals) == (0, pytest.approx(6, abs=4))  # of 201 s of one core: about 11
     assert deepest - signals == pytest.approx(12, abs=6)  # the shares of the time of all runs, under load
     assert fixup - signals == pytest.approx(14, abs=6)

@@ -316,7 +316,8 @@ def make_demo(
     experiments are not run again.
     """
     from normfree.comparison.comparison_report import table
-    from normfree.comparison.demo import run_demo, save, signal_table
+    from normfree.comparison.demo import run_demo
+    from normfree.comparison.demo_page import save, signal_table
     from normfree.report import open_console, print_table
     from normfree.report.terminal import progress
 

@@ -27,8 +27,7 @@ from normfree.nn.model_state import (
     substitute_tensors,
 )
 from normfree.nn.normalizers import is_norm
-from normfree.nn.sharding import full_tensor as whole
-from normfree.nn.sharding import is_sharded
+from normfree.nn.sharding import full_tensor, is_sharded
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
 ROUNDED = 1e-3  # relative difference between gradients that only rounding tells apart
@@ -220,7 +219,7 @@ def broken_parameters(parts: ModelParts) -> tuple[str, ...]:
     with torch.no_grad():
         return tuple(
             name
-            for name, t in ((name, whole(t)) for name, t in named.items() if t.is_floating_point())
+            for name, t in ((name, full_tensor(t)) for name, t in named.items() if t.is_floating_point())
             if not bool(torch.isfinite(t).all()) and not is_mask(t)
         )
 

@@ -17,8 +17,7 @@ from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal, ModuleFact
 from normfree.nn.model_state import ModelParts
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
-from normfree.nn.sharding import full_tensor as whole
-from normfree.nn.sharding import is_sharded
+from normfree.nn.sharding import full_tensor, is_sharded
 from normfree.plan import Branch, Layer, ResidualPlan
 from normfree.report.tables import Column, Table, compact
 
@@ -88,7 +87,7 @@ class LayerWeights:
         weights = norms({name: parameters[name] for names in self.names.values() for name in names})
         starts = {name: _filter_starts(parameters[name], dim) for name, dim in self.outputs.items()}
         tensors = [*weights.values(), *gradients.values(), *starts.values()]
-        values = concatenate([whole(t.detach()).flatten() for t in tensors])  # one wait for the device
+        values = concatenate([full_tensor(t.detach()).flatten() for t in tensors])  # one wait for the device
         pieces = np.split(values, np.cumsum([t.numel() for t in tensors])[:-1])
         sizes = dict(zip(weights, (float(p[0]) for p in pieces), strict=False))
         rows = dict(zip(gradients, pieces[len(weights) :], strict=False))
@@ -153,7 +152,7 @@ class LayerWeights:
         """The fraction of filters that equal another one; filters of zeros do not count."""
         if not _equal_rows(starts):
             return 0.0
-        weight = whole(self.parts.parameters[name].detach()).movedim(self.outputs[name], 0).flatten(1)
+        weight = full_tensor(self.parts.parameters[name].detach()).movedim(self.outputs[name], 0).flatten(1)
         module = self.parts.modules.get(name.rpartition(".")[0])
         if getattr(module, "groups", 1) > 1 or weight.shape[0] < 2:
             return 0.0  # equal filters of different inputs differ in their outputs
@@ -196,13 +195,13 @@ def _output_dimension(module: nn.Module, layer: Layer) -> int:
 def _norms_by_output(gradient: Tensor, outputs: int) -> Tensor:
     dims = [i for i in range(gradient.dim()) if i != outputs]
     wide = torch.float32 if gradient.dtype in HALF else None
-    found: Tensor = torch.linalg.vector_norm(whole(gradient.detach()), dim=dims, dtype=wide)
+    found: Tensor = torch.linalg.vector_norm(full_tensor(gradient.detach()), dim=dims, dtype=wide)
     return found
 
 
 def _filter_starts(weight: Tensor, outputs: int) -> Tensor:
     """The first numbers of each filter, as one vector."""
-    return whole(weight.detach()).movedim(outputs, 0).flatten(1)[:, :COMPARED].flatten()
+    return full_tensor(weight.detach()).movedim(outputs, 0).flatten(1)[:, :COMPARED].flatten()
 
 
 def _portions(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[list[str], nn.Parameter]]:
@@ -247,7 +246,7 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             inside = homes.get(prefix, ())
             if len(inside) < 2 or module not in normalizers:
                 found.update(branch.name for branch in inside)
-            elif name.endswith("weight") and not bool(whole(parts.parameters[name].detach()).any()):
+            elif name.endswith("weight") and not bool(full_tensor(parts.parameters[name].detach()).any()):
                 found.update(branch.around or branch.name for branch in inside)  # a gain that starts at zero
     return found
 
@@ -263,7 +262,7 @@ def parameter_facts(parts: ModelParts, classifier: Iterable[Layer], unknown: set
     for layer in classifier:
         parameter = parts.modules[layer.name]._parameters.get("bias")
         if parameter is not None:
-            bias = whole(parameter.detach())
+            bias = full_tensor(parameter.detach())
             yield Fact("bias", layer.name, value=float(bias.float().square().mean().sqrt()))
             yield Fact("largest bias", layer.name, value=float((bias - bias.mean()).abs().max()))
     for name, module in parts.modules.items():
@@ -301,8 +300,8 @@ def _sizes(parts: ModelParts) -> Iterator[Fact]:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and not is_sharded(module.weight):
             tensors["embedding", name] = module.weight.detach()
     lengths = norms(tensors)
-    means = {key: whole(tensors[key]).float().mean().to(lengths[key]) for key in lengths if key[1] in gains}
-    numbers = [whole(t).flatten() for t in (*lengths.values(), *means.values())]
+    means = {key: full_tensor(tensors[key]).float().mean().to(lengths[key]) for key in lengths if key[1] in gains}
+    numbers = [full_tensor(t).flatten() for t in (*lengths.values(), *means.values())]
     values: list[float] = concatenate(numbers).tolist() if numbers else []
     mean_of = dict(zip(means, values[len(lengths) :], strict=True))
     for (kind, place), length in zip(lengths, values, strict=False):

@@ -45,8 +45,7 @@ from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, hooked, parts_of, preserve_model_state, reshard_
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.nn.sharding import full_tensor as whole
-from normfree.nn.sharding import is_sharded
+from normfree.nn.sharding import full_tensor, is_sharded
 from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
 Loss = Callable[[Any, Any], Tensor]
@@ -320,7 +319,7 @@ def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
     """
     for layer in plan.classifier:
         module = model.get_submodule(layer.name)
-        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and not torch.any(whole(module.weight) != 0):
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and not torch.any(full_tensor(module.weight) != 0):
             return module
     return None
 

@@ -19,7 +19,7 @@ from normfree.diagnostics.signals import NUMBERS, Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.nn.sharding import full_tensor as whole
+from normfree.nn.sharding import full_tensor
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 
@@ -111,7 +111,7 @@ class SumObserver(Observer):
             hidden = {name: Layer(name) for name, m in self.modules.items() if isinstance(m, WEIGHT_LAYERS)} or {
                 name: Layer(name)
                 for name, m in self.modules.items()
-                if isinstance(m, nn.Embedding | nn.EmbeddingBag) and bool(whole(m.weight.detach()).any())
+                if isinstance(m, nn.Embedding | nn.EmbeddingBag) and bool(full_tensor(m.weight.detach()).any())
             }
         layers = {name: layer for name, layer in hidden.items() if name in self.modules and name not in last}
         calls = Counter[str]()
