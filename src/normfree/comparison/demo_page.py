@@ -90,8 +90,8 @@ def page(demo: Demo) -> Page:
             "after a warm-up of one epoch. A run has diverged when its loss is no longer a finite number; it then "
             "counts as chance.",
             "To repeat or vary this: normfree compare --recipe spirals -m fixup -m batchnorm --model resmlp-49-64 "
-            f"{rates} --set epochs={s.epochs} --set clip=none --set warmup=1 --seeds {len(s.seeds)}. Every run with its "
-            "configuration, metrics and checkpoint lies in runs/ beside this page.",
+            f"{rates} --set epochs={s.epochs} --set clip=none --set warmup=1 --seeds {len(s.seeds)}. Every run with "
+            "its configuration, metrics and checkpoint lies in runs/ beside this page.",
         ),
     )
 
