@@ -65,8 +65,8 @@ def diagnose_model(
         typer.Option(
             "--fail-on",
             help="Exit with 1 at this verdict or worse: growing, drifting, vanishing, exploding, faulty, dead branch. "
-            "A single outlier block counts as growing, or as exploding or vanishing if it differs tenfold. An input "
-            "that is not finite is 1 without this option.",
+            "A single outlier block counts as growing, or as exploding or vanishing if it differs tenfold. If the "
+            "input is not finite, the exit status is always 1.",
         ),
     ] = "",
     widths: Annotated[

@@ -182,7 +182,7 @@ class _Sweep:
         on_report(running)
 
     def _lack(self) -> str | None:
-        """Describe the node that is missing; None if one of the nodes could take a run."""
+        """Describe the node that a run needs and the nodes that exist; None if one of them is large enough."""
         import ray
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -195,7 +195,7 @@ class _Sweep:
 
 
 class _Worker(NamedTuple):
-    """What a worker needs to know of the driver."""
+    """What the driver sends to every worker."""
 
     proof: str
     folder: str
