@@ -174,7 +174,7 @@ def prepared_name(
     if (source is None) != (target is None) or (source is None) == (text is None):
         named = {"--source": source, "--target": target, "--text": text}
         got = " and ".join(name for name, path in named.items() if path is not None) or "none of them"
-        raise ValueError(f"expected --source and --target, or --text alone, got {got}; give both, or the one")
+        raise ValueError(f"expected --source and --target, or --text alone, got {got}; give the first two or the last")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "expected one process to prepare text, got several, which would write over each other; run normfree data "

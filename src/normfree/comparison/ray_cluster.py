@@ -191,7 +191,7 @@ class _Sweep:
             return None
         each = "; ".join(sorted({_resources(*node) for node in has}))
         count = f"the cluster's {len(has)} node{'s have' if len(has) != 1 else ' has'}"
-        return f"a node with {self._cluster.need}, where {count} {each or 'none'}"
+        return f"a node with {self._cluster.need} ({count} {each or 'none'})"
 
 
 class _Worker(NamedTuple):

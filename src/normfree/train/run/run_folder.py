@@ -137,8 +137,8 @@ class RunFolder:
             overwrite: Whether it may hold a run, which `clear` removes.
 
         Raises:
-            ValueError: If another process holds the folder, it holds a run or none against `resume` and `overwrite`,
-                or a file of the user has the name of one of a run.
+            ValueError: If another process has locked the folder, if it holds a run that is neither resumed nor
+                overwritten, if it holds none to resume, or if a run would replace a file of the user.
             OSError: If the folder cannot be made or written.
         """
         if resume:
