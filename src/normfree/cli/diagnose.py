@@ -39,7 +39,10 @@ def diagnose_model(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            "--method", "-m", help="A method, repeated to compare (default: fixup).", autocompletion=complete_method
+            "--method",
+            "-m",
+            help="A method (default: fixup), for normfree's own models only; repeat it to compare methods.",
+            autocompletion=complete_method,
         ),
     ] = None,
     shape: Annotated[

@@ -61,10 +61,8 @@ def reproduce_claims(
 
     A stored result is judged without a new run, and a stored training run is not trained again: you can stop a
     reproduction and continue it with the same command. Missing runs are trained with --device, --only or --quick;
-    otherwise a claim is judged by the stored runs. At full scale, training needs a GPU.
-
-    The exit status is 0; 1 if a claim fails; 2 after an error, or if there was nothing to do; 128 plus the number of a
-    signal that stopped it, such as 130 after ctrl-C.
+    otherwise a claim is judged by the stored runs. At full scale, training needs a GPU. The exit status is 0; 1 if a
+    claim fails; 2 after an error, or if there was nothing to do; 128 plus the number of a signal that stopped it.
 
     For example: normfree reproduce robust/fig2 normdead/fig4
     """
