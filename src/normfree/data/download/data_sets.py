@@ -67,7 +67,7 @@ def _load_spirals() -> ImageSet:
     return image_set("spirals", _ARMS, train, test, linear_accuracy=LINEAR_ACCURACY["spirals"])
 
 
-class Embedded(NamedTuple):
+class BuiltIn(NamedTuple):
     """A data set that needs no files beside the package."""
 
     about: str
@@ -76,12 +76,12 @@ class Embedded(NamedTuple):
 
 
 BUILT_IN = {
-    "fashion14": Embedded(
+    "fashion14": BuiltIn(
         "6,000 + 1,000 pieces of clothing, 14×14, grey, 10 classes; part of the package",
         _load_fashion14,
         _ASSET_CHECKSUM.size,
     ),
-    "spirals": Embedded("6,000 + 2,000 points on five interleaved spirals; made by a formula", _load_spirals, 0),
+    "spirals": BuiltIn("6,000 + 2,000 points on five interleaved spirals; made by a formula", _load_spirals, 0),
 }
 
 
