@@ -389,7 +389,7 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         (("my_factories.py",), "normfree diagnose my_factories:FACTORY"),
         (("./my_factories.py",), "got the file './my_factories.py'; give a model name or module:factory"),
         (("some_folder",), "expected a run in 'some_folder', found no config.toml there; give the folder that"),
-        ((*SMALL, "--device", "cuda:99"), "; auto takes the best there is"),
+        ((*SMALL, "--device", "cuda:99"), "; auto takes a CUDA GPU if there is one"),
         ((*SMALL, "--checkpoint", "nofile"), "expected a checkpoint at 'nofile', found none; check the path, or write"),
         (("transformer-1-1-16-32-2", "-m", "batchnorm"), "'sequence'; expected one of: "),
         (("transformer-1-1-16-32-2", "-m", "batchnorm"), "layernorm"),

@@ -73,8 +73,10 @@ def test_missing_gpu_is_named_and_not_waited_for_without_end(
 ) -> None:
     monkeypatch.setattr(ray_cluster, "_PATIENCE", 2.0)
     told: list[str] = []
-    lack = "a node with 1 CPU and 0.25 GPUs, where the cluster's 2 nodes have 1 CPU and no GPU"
-    with pytest.raises(ValueError, match=f"expected {lack}, but none came within 2 s; ask for less with --cpus-per"):
+    lack = "a node with 1 CPU and 0.25 GPUs (the cluster's 2 nodes have 1 CPU and no GPU)"
+    with pytest.raises(
+        ValueError, match=f"expected {re.escape(lack)}, but none came within 2 s; ask for less with --cpus-per"
+    ):
         compare(
             BASE,
             **SMALL,

@@ -85,5 +85,19 @@ def test_grid_has_all_values() -> None:
     assert grid["lr"] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert (grid["batch_size"], grid["method"]) == ([32, 64, 96], ["fixup", "he_in"])
     assert grid_size(space) == 24
-    with pytest.raises(ValueError, match="expected choices or a step for 'lr' in a grid"):
-        grid_of(parse_search(["lr=0.1..1:log"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("lr=0.0001..1:log", [0.0001, 1.0]),
+        ("weight_decay=0..0.001", [0.0, 0.001]),
+        ("epochs=2..200000000:log", [2, 200_000_000]),
+    ],
+)
+def test_grid_of_a_range_without_a_step_names_a_form_that_it_accepts(text: str, values: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"expected choices or a step for .* in a grid, got .*; list its") as caught:
+        grid_of(parse_search([text]))
+    (printed,) = parse_search([str(caught.value).rpartition("as in ")[2]])
+    (choices,) = grid_of((printed,)).values()
+    assert [printed.parse(choice) for choice in choices] == values

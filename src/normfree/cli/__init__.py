@@ -1,4 +1,4 @@
-"""The command line: one file per verb; each imports the library when it runs."""
+"""The command line: `verbs` lists the verbs with their files, each of which imports the library when it runs."""
 
 from __future__ import annotations
 

@@ -226,7 +226,8 @@ def tune_settings(
 
     The same command continues a search. Started several times, also on other machines that share the folder, its
     processes share the trials until there are --trials in all. Prints the command that trains with the best settings,
-    and writes tuning.json, .png and .svg. The exit status is 3 if no trial finished.
+    and writes tuning.json, .png and .svg. The exit status is 0; 2 after an error; 3 if no trial finished; 128 plus the
+    number of a signal that stopped it.
 
     For example: normfree tune fashion --search lr=0.001..1:log --epochs 2 --trials 20
     """

@@ -62,7 +62,7 @@ def convert_model(
     """
     import json
 
-    from normfree.diagnostics import diagnosis as room
+    from normfree.diagnostics import diagnosis
     from normfree.files import to_json_values
     from normfree.report import open_console, print_table
     from normfree.report.terminal import progress
@@ -85,15 +85,15 @@ def convert_model(
             "model": model,
             "method": chosen or "fold_batchnorm",
             "plan": converted.plan.to_json(),
-            "diagnoses": room.json_data(found),
+            "diagnoses": diagnosis.json_data(found),
         }
         typer.echo(json.dumps(to_json_values(record), indent=1, ensure_ascii=False))
     else:
         console = open_console()
         console.print(str(converted.plan), markup=False, highlight=False)
         if found:
-            print_table(room.table(found), console)
-            console.print(room.summary(found[-1]), highlight=False, markup=False)
+            print_table(diagnosis.table(found), console)
+            console.print(diagnosis.summary(found[-1]), highlight=False, markup=False)
         else:
             console.print("no verdict: the model has no residual sum", markup=False)
     if out is not None:
@@ -135,7 +135,7 @@ def _save(
         Why the report was left out; '' if it was not.
     """
     from normfree.conversion.saving import REPORT, save_converted
-    from normfree.diagnostics import diagnosis as room
+    from normfree.diagnostics import diagnosis
     from normfree.files import atomic_folder, explain_os_errors
 
     missing = ""
@@ -146,7 +146,7 @@ def _save(
         save_converted(new, converted.after, converted.plan, example=inputs, source=source)
         if found:
             try:
-                room.save(found, new / REPORT, title=f"{source}, before and after")
+                diagnosis.save(found, new / REPORT, title=f"{source}, before and after")
             except ImportError as error:  # the page needs an optional package
                 missing = f"{REPORT} was left out: {error}"
         _require_new(folder, overwrite)  # another process may have saved a model there meanwhile

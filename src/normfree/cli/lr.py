@@ -35,7 +35,8 @@ def find_rate(
         typer.Option(
             "--method",
             "-m",
-            help="The method (default: fixup); other packages' models are converted.",
+            help="The method (default: fixup for normfree's models; another package's model stays as it is). With a "
+            "method, another package's model is converted.",
             autocompletion=complete_method,
         ),
     ] = "",

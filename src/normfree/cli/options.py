@@ -90,7 +90,9 @@ complete_claim = _completing(_claims)
 
 # Options
 
-DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best device available.")
+DEVICE = typer.Option(
+    "--device", metavar="NAME", help="cpu, cuda, …; auto takes a CUDA GPU if there is one, else the CPU."
+)
 
 Model = Annotated[
     str,

@@ -28,7 +28,7 @@ def reproduce_claims(
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List all claims with their status.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Small runs: minutes on a CPU.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Train small networks; minutes on a CPU.")] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = None,
     data: Annotated[Path, typer.Option("--data-dir", "--data", metavar="DIR", help="Folder of the data sets.")] = Path(
         ".data"
@@ -36,7 +36,9 @@ def reproduce_claims(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the results.")] = Path("results"),
     device: Annotated[
         str | None,
-        typer.Option("--device", help="Where to run: cpu, cuda, …; required to train at full scale."),
+        typer.Option(
+            "--device", help="Where to run: cpu, cuda, …; at full scale, training starts only with this or --only."
+        ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure also claims with a stored result.")] = False,
     only: Annotated[
@@ -58,8 +60,9 @@ def reproduce_claims(
     """Run claims of the papers and judge them, list all claims, or write them into one file.
 
     A stored result is judged without a new run, and a stored training run is not trained again: you can stop a
-    reproduction and continue it with the same command. Full-scale training needs a GPU and is done only with --device
-    or --only; otherwise a claim is judged by the stored runs. The exit status is 1 when a claim fails, and 0 otherwise.
+    reproduction and continue it with the same command. Missing runs are trained with --device, --only or --quick;
+    otherwise a claim is judged by the stored runs. At full scale, training needs a GPU. The exit status is 0; 1 if a
+    claim fails; 2 after an error, or if there was nothing to do; 128 plus the number of a signal that stopped it.
 
     For example: normfree reproduce robust/fig2 normdead/fig4
     """

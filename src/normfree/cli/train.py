@@ -96,9 +96,9 @@ def train_model(
 ) -> None:
     """Train a network on images or text, and test it at the end.
 
-    The exit status is 0 for a finished run, 3 for a diverged one, 130 after ctrl-C and 143 after SIGTERM. Continue an
-    interrupted run with --resume. A job of SLURM that gets SIGUSR1 saves its run and is queued again; then the same
-    command with --out continues.
+    The exit status is 0 for a finished run, 2 after an error, 3 for a diverged run, 130 after ctrl-C and 143 after
+    SIGTERM. Continue an interrupted run with --resume. A job of SLURM that gets SIGUSR1 saves its run and is queued
+    again; then the same command with --out continues.
 
     For example: normfree train fashion --lr 0.05 --set batch_size=64;
     or: normfree train translation --source train.de --target train.en

@@ -40,7 +40,9 @@ def watch_runs(
     """Show running and finished runs: state, epoch, loss, accuracy, speed and the time left.
 
     It refreshes in place until ctrl-C, and finds new runs below the folders. A run is running if a process holds its
-    lock. Each run also has a page of its own, page.html in its folder.
+    lock, and starting until its first step. It is stopped if it can be resumed, else finished, diverged or damaged. It
+    is unknown if it has not ended and its lock cannot be read. Each run also has a page of its own, page.html in its
+    folder.
 
     For example: normfree watch runs --page runs.html
     """

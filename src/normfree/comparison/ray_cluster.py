@@ -182,7 +182,7 @@ class _Sweep:
         on_report(running)
 
     def _lack(self) -> str | None:
-        """Describe the node that is missing; None if one of the nodes could take a run."""
+        """Describe the node that a run needs and the nodes that exist; None if one of them is large enough."""
         import ray
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -191,11 +191,11 @@ class _Sweep:
             return None
         each = "; ".join(sorted({_resources(*node) for node in has}))
         count = f"the cluster's {len(has)} node{'s have' if len(has) != 1 else ' has'}"
-        return f"a node with {self._cluster.need}, where {count} {each or 'none'}"
+        return f"a node with {self._cluster.need} ({count} {each or 'none'})"
 
 
 class _Worker(NamedTuple):
-    """What a worker needs to know of the driver."""
+    """What the driver sends to every worker."""
 
     proof: str
     folder: str

@@ -18,7 +18,7 @@ LARGE = 512  # samples of a batch from which on its activations are counted
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device with this name; 'auto' is a GPU if there is one, else the CPU.
+    """Return the device with this name; 'auto' is a CUDA GPU if there is one, else the CPU.
 
     Each process of a job on several GPUs takes the GPU of its local rank.
 
@@ -35,7 +35,8 @@ def device_of(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = f": {str(error).splitlines()[0]}" if name.partition(":")[0] in ("cuda", "mps", "xpu") else ""
         raise ValueError(
-            f"expected a device such as cpu or cuda, got '{name}'{reason}; auto takes the best there is"
+            f"expected a device such as cpu or cuda, got '{name}'{reason}; auto takes a CUDA GPU if there is one, else "
+            "the CPU"
         ) from error
     return device
 

@@ -124,8 +124,8 @@ class Panel:
         log_x: Use a logarithmic x axis, for positions above 0.
         levels: Horizontal lines to compare the curves with.
         names: Labels, such as methods, for the positions 1, 2, 3, … No line joins the values at names.
-        from_zero: Begin a linear y axis at 0 if the values are far apart, so that heights can be compared, or if they
-            are single values at names: a small difference would look large, and nothing says how sure it is.
+        from_zero: Begin a linear y axis at 0 if the values are far apart, so that heights can be compared. Do so, too,
+            if each name has a single value: otherwise a small difference would look large.
 
     Raises:
         ValueError: if there is no curve, a name is used twice, lengths differ, positions are not ascending, a value or

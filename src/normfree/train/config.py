@@ -69,7 +69,7 @@ class TrainConfig:
     data: str = setting("fashion14", "the data's name, see `normfree data list`", "not to be empty")
     data_dir: str = setting(".data", "the folder of the data sets", "not to be empty")
     validation: float = setting(
-        0.1, "the fraction of the training data held out; 0 trains on all", "at least 0 and below 1"
+        0.1, "the fraction of the training images held out; 0 trains on all", "at least 0 and below 1"
     )
     crop: int = setting(0, "zero padding on each side before a random crop, in pixels", "at least 0")
     flip: bool = setting(False, "mirror half of the images")
@@ -142,7 +142,9 @@ class TrainConfig:
     compile: bool | None = setting(None, "compile the blocks")
     graph: bool | None = setting(None, "capture a step in one CUDA graph")
     kernels: Literal["auto", "stage", "compiled"] = setting(
-        "auto", "stage: the stage kernels, where they apply (docs/kernels.md); compiled: torch.compile alone"
+        "auto",
+        "auto: the stage kernels where they apply (docs/kernels.md); stage: an error if they apply nowhere; compiled: "
+        "torch.compile alone",
     )
     region: int = setting(1, "blocks per compiled region", "at least 1")
     recompute: int = setting(
@@ -201,7 +203,7 @@ class TrainConfig:
         return replace(self, **changes)
 
     def resolved(self, *, cuda: bool, branches: int = 0, world: int = 1) -> TrainConfig:
-        """Return a copy in which every setting that was left open is chosen.
+        """Return a copy in which every open setting has a value: fast ones on a GPU, plain ones on a CPU.
 
         Thousands of small additions lose their low bits in a bf16 residual stream, so a deep network keeps its stream
         in float32. Several processes reduce their gradients between backward pass and update, outside any CUDA graph.

@@ -172,9 +172,14 @@ def grid_of(space: SearchSpace) -> dict[str, list[Any]]:
     """
     grid: dict[str, list[Any]] = {}
     for one in space:
-        if one.grid is None:
-            raise ValueError(f"expected choices or a step for '{one.name}' in a grid, got '{one}'; write {one}:step=…")
-        grid[one.name] = list(one.grid)
+        if one.grid is not None:
+            grid[one.name] = list(one.grid)
+        elif isinstance(one, SearchRange):
+            low, high = (repr(float(bound)).removesuffix(".0") for bound in (one.low, one.high))
+            raise ValueError(
+                f"expected choices or a step for '{one.name}' in a grid, got '{one}'; list its values, as in "
+                f"{one.name}={low},{high}"
+            )
     return grid
 
 

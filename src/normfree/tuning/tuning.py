@@ -132,8 +132,8 @@ def tune(
         out: Folder of the search.
         metric: The validation score to compare: 'accuracy' or 'loss'.
         sampler: 'tpe', 'random' or 'grid'.
-        pruner: 'median' stops a trial below the median of the others at the same epoch, 'hyperband' gives few trials
-            all epochs, 'none' stops none. All use the validation score after each epoch.
+        pruner: 'median' stops a trial below the median of the others at the same epoch. 'hyperband' lets only a few
+            trials run for all epochs. 'none' stops no trial early. All use the validation score after each epoch.
         jobs: Trials at a time on this machine.
         on: Where to train, as in `compare`; so are `cpus_per_run` and `gpus_per_run`.
         cpus_per_run: CPU cores of each trial on a cluster.

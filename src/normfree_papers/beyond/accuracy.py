@@ -21,7 +21,7 @@ from normfree_papers.claims.claim import (
 from normfree_papers.claims.readings import GAP, reading, trains
 from normfree_papers.claims.seed_metrics import (
     DEAD,
-    EMBEDDED,
+    QUICK_SETTINGS,
     SMALL,
     Runs,
     accuracy,
@@ -99,7 +99,7 @@ _METHODS = {
     _NORMED: "batchnorm_convshort",
 }
 _SHARED_EPOCHS = 30  # those of robust/fig3
-_SMALL: dict[str, Any] = {**EMBEDDED, "model": "resnet8", "form": "pre", "flip": False, "randaugment": (0, 0)}
+_SMALL: dict[str, Any] = {**QUICK_SETTINGS, "model": "resnet8", "form": "pre", "flip": False, "randaugment": (0, 0)}
 
 
 def _isograd_configs(scale: Scale) -> dict[str, TrainConfig]:

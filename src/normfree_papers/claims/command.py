@@ -62,7 +62,12 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the command and return the exit status: 0, 1 if a claim fails, 2 if there was nothing to do.
+    """Run the command and return its exit status.
+
+    Training starts with `device`, `only` or the quick scale; otherwise claims are judged by the stored runs.
+
+    Returns:
+        0; 1 if a claim fails; 2 if there was nothing to do; 128 plus the number of a signal that stopped it.
 
     Raises:
         ValueError: for an unknown claim, before anything is run, and options that do not fit the claims.

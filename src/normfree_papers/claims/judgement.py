@@ -64,8 +64,9 @@ class Row:
     def verdict(self) -> Verdict:
         """Whether the interval lies in the range.
 
-        If a value is not finite, there is no interval, and the mean is infinite or NaN. That refutes a bound on its
-        side: a diverged run refutes "it trains". If that side is open, all values must lie in the range.
+        If a value is not finite, there is no interval, and the mean is infinite or NaN. If the mean lies outside the
+        range, the check fails: a diverged run refutes "it trains". Otherwise the check holds if all of several values
+        lie in the range.
         """
         check, interval = self.check, self.interval
         inside = all(admits(check, value) for value in self.values)

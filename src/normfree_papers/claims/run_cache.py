@@ -372,8 +372,12 @@ def _run(commits: Mapping[str, Any], run: KeptRun, asked: str | None) -> tuple[S
         return "stale", f"made with {run.config.method}, not {wanted}"
     families = stale_families(run.config, run.result.get("canary") or commits.get(run.result["commit"], "unknown"))
     if families is None:
-        return "unknown", "without a canary"
-    return ("stale", f"with another canary ({', '.join(families)})") if families else ("fresh", "")
+        return "unknown", "without reference values to compare"
+    return (
+        ("stale", f"for which today's code computes other reference values ({', '.join(families)})")
+        if families
+        else ("fresh", "")
+    )
 
 
 def _canaries(out: Path) -> Mapping[str, Any]:

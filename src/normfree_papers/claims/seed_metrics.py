@@ -26,8 +26,8 @@ CHANCE = 10.0  # ten classes, in MNIST, CIFAR-10 and the embedded images
 CHANCE_LINE = ReferenceLine("chance", CHANCE)
 DIVERGED = "× diverged, drawn at chance"
 DEAD = 20.0  # up to twice chance counts as not trained
-EMBEDDED: dict[str, Any] = {"data": "fashion14", "crop": 0}  # the data of quick runs
-SMALL: dict[str, Any] = {**EMBEDDED, "batch_size": 32}  # 188 steps per epoch
+QUICK_SETTINGS: dict[str, Any] = {"data": "fashion14", "crop": 0}  # the data of quick runs, without crops
+SMALL: dict[str, Any] = {**QUICK_SETTINGS, "batch_size": 32}  # 188 steps per epoch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from normfree_papers.claims.readings import does_not_train, printed_error, readi
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
-    EMBEDDED,
+    QUICK_SETTINGS,
     SMALL,
     Runs,
     accuracy,
@@ -177,7 +177,7 @@ _TABLE2 = {
 
 def _imagenet_rows(scale: Scale) -> dict[str, TrainConfig]:
     if scale == "quick":
-        made = {"ResNet-20": recipe("fixup_cifar", **EMBEDDED, batch_size=32, model="resnet20", epochs=5)}
+        made = {"ResNet-20": recipe("fixup_cifar", **QUICK_SETTINGS, batch_size=32, model="resnet20", epochs=5)}
     else:
         fifty = recipe("fixup_imagenet")
         made = {"ResNet-50": fifty, "ResNet-101": fifty.with_changes(model="resnet101", epochs=200)}

@@ -21,7 +21,7 @@ from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside,
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
-    EMBEDDED,
+    QUICK_SETTINGS,
     Columns,
     Runs,
     accuracy,
@@ -37,7 +37,7 @@ _ARMS: dict[str, dict[str, Any]] = {
     _NF: {"method": "nf", "clip": "none"},
     _CLIPPED: {"method": "nf", "clip": "agc"},
 }
-_SMALL: dict[str, Any] = {**EMBEDDED, "model": "resnet8", "form": "pre", "flip": False, "warmup": 0.0}
+_SMALL: dict[str, Any] = {**QUICK_SETTINGS, "model": "resnet8", "form": "pre", "flip": False, "warmup": 0.0}
 _PROXY = "CIFAR-10 in place of ImageNet"
 
 # Section 4.3: on par
@@ -211,7 +211,9 @@ def grey_nf_regnet() -> nn.Module:
 
 def _regnet_configs(scale: Scale) -> dict[str, TrainConfig]:
     if scale == "quick":
-        small = recipe("nfnet_cifar", **EMBEDDED, method="as built", flip=False, epochs=1, batch_size=64, warmup=0.0)
+        small = recipe(
+            "nfnet_cifar", **QUICK_SETTINGS, method="as built", flip=False, epochs=1, batch_size=64, warmup=0.0
+        )
         return {_NF_REGNET: small.with_changes(model=f"{__name__}:{grey_nf_regnet.__name__}")}
     base = recipe("fixup_imagenet", method="as built", mixup=0.2, nesterov=True)
     return {

@@ -21,7 +21,7 @@ from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
     DIVERGED,
-    EMBEDDED,
+    QUICK_SETTINGS,
     Columns,
     Runs,
     accuracy,
@@ -41,7 +41,7 @@ BESIDE = {_FAN_IN: "convshort:fan=in", _ISOGRAD: "isograd:shortcut=conv"}  # of 
 EPOCHS = 30  # the paper gives none; the three figures then take about an hour on one H200
 _TRAINED = 50.0
 _GAP = 1.0  # points
-_SMALL: dict[str, Any] = {**EMBEDDED, "form": "pre", "epochs": 12, "flip": False}
+_SMALL: dict[str, Any] = {**QUICK_SETTINGS, "form": "pre", "epochs": 12, "flip": False}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
     DIVERGED,
-    EMBEDDED,
+    QUICK_SETTINGS,
     Sweep,
     accuracy,
     by_seed,
@@ -33,7 +33,7 @@ from normfree_papers.claims.seed_metrics import (
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}
 _DECADES: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # down to the smallest that the text names
-_SMALL: dict[str, Any] = {**EMBEDDED, "flip": False}
+_SMALL: dict[str, Any] = {**QUICK_SETTINGS, "flip": False}
 _EMBEDDED, _CIFAR = "the embedded images", "CIFAR-10"
 
 

@@ -17,7 +17,7 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim, expect, near, training_claim
 from normfree_papers.claims.fits import chart, decades, geometric_means, table
 from normfree_papers.claims.readings import reading, trains
-from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, Columns, Sweep
+from normfree_papers.claims.seed_metrics import CHANCE, DEAD, QUICK_SETTINGS, Columns, Sweep
 from normfree_papers.wninit.networks import (
     Norms,
     feed_forward,
@@ -233,7 +233,7 @@ _OTHERS = {
     "Gaussian directions": "wn:directions=gaussian",
 }
 _ALL = {"proposed": "wn", **_OTHERS}
-_SMALL: dict[str, Any] = {**EMBEDDED, "flip": False, "cutout": 0, "model": "wrn-22-1", "epochs": 1}
+_SMALL: dict[str, Any] = {**QUICK_SETTINGS, "flip": False, "cutout": 0, "model": "wrn-22-1", "epochs": 1}
 _DEPTH = {"quick": 22, "full": 40}
 
 

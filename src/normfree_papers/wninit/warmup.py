@@ -18,7 +18,7 @@ from normfree_papers.claims.fits import table
 from normfree_papers.claims.readings import counted_error, reading, trains
 from normfree_papers.claims.seed_metrics import (
     DEAD,
-    EMBEDDED,
+    QUICK_SETTINGS,
     Columns,
     Runs,
     Trained,
@@ -35,7 +35,7 @@ _INITIALIZATIONS = {
     "stage-wise Hanin": "wn_hanin",
     "PyTorch default": "wn_default",
 }
-_SMALL: dict[str, Any] = {**EMBEDDED, "flip": False, "cutout": 0}
+_SMALL: dict[str, Any] = {**QUICK_SETTINGS, "flip": False, "cutout": 0}
 
 # Figure 4: the share of seeds that survive
 

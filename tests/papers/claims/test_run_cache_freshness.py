@@ -122,7 +122,10 @@ def test_run_with_todays_canary_is_fresh_and_with_another_one_stale(tmp_path: Pa
     every = {folder.name: record(folder, "nf")["one"] for folder in (fresh, close, stale, none)}
     assert freshness_of(tmp_path, every) == Freshness(
         "stale",
-        (f"1 of 4 runs with another canary ({families_of(TODAY)[0]})", "1 of 4 runs without a canary"),
+        (
+            f"1 of 4 runs for which today's code computes other reference values ({families_of(TODAY)[0]})",
+            "1 of 4 runs without reference values to compare",
+        ),
     )
 
 

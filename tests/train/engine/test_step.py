@@ -155,14 +155,14 @@ def test_steps_equal_plain_training(method: str) -> None:
     ours = make(method)
     step = step_of(ours, label_smoothing=0.1)
     for steps, tolerance in ((1, 1e-6), (5, 1e-5)):
-        advance(step, steps - int(step.count), start=int(step.count))
+        advance(step, steps - int(step.good_steps), start=int(step.good_steps))
         plain = nesterov(make(method), smoothing=0.1)
         plain.run(steps)
         assert_alike(ours, plain.model, tolerance)
-        assert int(step.count) == steps
+        assert int(step.good_steps) == steps
     assert float(step.loss_sum) == pytest.approx(sum(plain.losses), rel=1e-5)
-    assert float(step.correct) == pytest.approx(sum(plain.hits))
-    assert float(step.correct) > 0
+    assert float(step.accuracy_sum) == pytest.approx(sum(plain.hits))
+    assert float(step.accuracy_sum) > 0
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_accumulation_equals_a_loop_over_micro_batches(method: str, parts: int) 
     plain.run(4)
     assert_alike(ours, plain.model, 1e-4 if method == "batchnorm" else 1e-5)  # statistics of very few numbers
     assert float(step.loss_sum) == pytest.approx(sum(plain.losses), rel=1e-4)
-    assert float(step.correct) == pytest.approx(sum(plain.hits))
+    assert float(step.accuracy_sum) == pytest.approx(sum(plain.hits))
 
 
 def test_accumulation_changes_nothing_without_batch_statistics() -> None:
@@ -254,7 +254,7 @@ def test_reduction_sees_gradient_loss_and_hits() -> None:
     advance(whole, 1)
     assert torch.equal(halved.masters.gradient, 0.5 * whole.masters.gradient)
     assert float(halved.loss_sum) == pytest.approx(0.5 * float(whole.loss_sum))
-    assert float(halved.correct) == pytest.approx(0.5 * float(whole.correct))
+    assert float(halved.accuracy_sum) == pytest.approx(0.5 * float(whole.accuracy_sum))
 
 
 def test_loss_of_a_mixed_batch_is_that_of_the_mixed_labels() -> None:
@@ -297,7 +297,7 @@ def test_sums_are_cleared_on_demand_only() -> None:
     step.start_epoch(2, FACTORS)
     assert float(step.loss_sum) == before > 0
     step.clear_metrics()
-    assert float(step.loss_sum) == float(step.correct) == 0
+    assert float(step.loss_sum) == float(step.accuracy_sum) == 0
 
 
 def test_factor_and_batch_are_those_of_the_step() -> None:
@@ -347,7 +347,8 @@ def test_feed_from_the_host_trains_alike(augmentation: Augmentation) -> None:
     advance(other, 3)
     assert not differing(other, copies(one))
     assert [int(step) for step in listed.asked] == [0, 1, 2]
-    assert all(step is not other.number for step in listed.asked)  # which is on the device, and would be waited for
+    # The tensor of the step is on the device, and would be waited for.
+    assert all(step is not other.step_in_epoch for step in listed.asked)
 
 
 @pytest.mark.parametrize("method", ["fixup", "batchnorm", "wn"])
@@ -425,8 +426,8 @@ def test_divergence_freezes_the_last_good_step(method: str, where: str, clip: st
     buffers = {f"model.{name}" for name, _ in model.named_buffers()}
     assert differing(step, state) <= {"loss_sum", "correct", *buffers}
     assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
-    assert int(step.count) == 3
-    assert int(step.number) == 6
+    assert int(step.good_steps) == 3
+    assert int(step.step_in_epoch) == 6
     step.restore_(state)
     assert step.alive
     assert not differing(step, state)
@@ -440,7 +441,7 @@ def test_good_batches_keep_a_run_alive() -> None:
     for _ in range(6):
         step()
     assert step.alive
-    assert int(step.count) == 6
+    assert int(step.good_steps) == 6
     assert {name for name in step.state() if name.startswith("model.") and name not in differing(step, state)} == set()
 
 
@@ -513,7 +514,7 @@ def assert_close_runs(ours: TrainStep, theirs: TrainStep, start: Tensor, toleran
     assert moved > 0
     assert (ours.masters.values - theirs.masters.values).norm() <= tolerance * moved
     assert float(ours.loss_sum) == pytest.approx(float(theirs.loss_sum), rel=tolerance)
-    assert int(ours.count) == int(theirs.count) == 10
+    assert int(ours.good_steps) == int(theirs.good_steps) == 10
     for mine, other in zip(ours.model.buffers(), theirs.model.buffers(), strict=True):
         torch.testing.assert_close(mine, other, rtol=10 * tolerance, atol=10 * tolerance)
 
@@ -576,7 +577,7 @@ def test_captured_step_freezes_when_it_diverges(cuda: None) -> None:
     assert not step.alive
     buffers = {f"model.{name}" for name, _ in step.model.named_buffers()}
     assert differing(step, state) <= {"loss_sum", "correct", *buffers}
-    assert int(step.count) == 3
+    assert int(step.good_steps) == 3
 
 
 @pytest.mark.gpu

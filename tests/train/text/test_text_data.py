@@ -19,9 +19,10 @@ from normfree.data.text.tokens import TokenPairs
 from normfree.methods import names
 from normfree.nn.model_state import eval_mode
 from normfree.nn.sequence import END, PAD, START
-from normfree.train import RunFolder, RunResult, evaluate_translation
+from normfree.train import RunFolder, RunResult, evaluate_translation, read_config
 from normfree.train.data import score, sum_scores
 from normfree.train.engine import loop as engine
+from normfree.train.engine import setup
 from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.step import TrainStep
@@ -377,6 +378,8 @@ def test_fingerprint_counts_what_changes_translations() -> None:
         ({"batch_size": 5}, r"longest sentence of 11 tokens in a batch of the train split, got batch_size=5; raise"),
         ({"flip": True}, r"setting flip=True has no effect on text; leave it out"),
         ({"mixup": 0.2}, r"setting mixup=\S+ has no effect on text"),
+        ({"validation": 0.2}, r"setting validation=0\.2 has no effect on text"),
+        ({"eval_batch_size": 10}, r"setting eval_batch_size=10 has no effect on text"),
         ({"recompute": 1}, r"recompute"),
         ({"form": "linear"}, r"linear"),
     ],
@@ -385,6 +388,25 @@ def test_what_cannot_be_trained_is_one_sentence(pairs: Prepared, changes: dict[s
     with pytest.raises(ValueError, match=says) as caught:
         nf.fit(config(**changes, data=f"pairs:{pairs.folder}"))
     assert "\n" not in str(caught.value)
+
+
+def test_earlier_run_with_settings_that_text_does_not_use_is_loaded_and_resumed(
+    pairs: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = config(data=f"pairs:{pairs.folder}", validation=0.2, eval_batch_size=10)
+    with monkeypatch.context() as before:
+        before.setattr(setup, "_require_effect", lambda *_, **__: None)  # before these settings were refused
+        nf.fit(earlier, out=tmp_path / "run")
+    assert isinstance(nf.load(tmp_path / "run"), nn.Module)
+    longer = read_config(tmp_path / "run").with_changes(epochs=2)
+    assert nf.fit(longer, out=tmp_path / "run", resume=True).status == "finished"
+    with pytest.raises(ValueError, match="has no effect on text"):
+        nf.fit(longer)
+
+
+def test_zero_validation_of_the_recipes_for_text_is_accepted(pairs: Prepared) -> None:
+    assert nf.fit(config(data=f"pairs:{pairs.folder}", validation=0.0)).status == "finished"
+    assert {nf.recipe(name).validation for name in ("translation", "translation_iwslt", "language_model")} == {0.0}
 
 
 def test_data_of_the_other_kind_is_called_by_its_name(pairs: Prepared, text: Prepared, tmp_path: Path) -> None:

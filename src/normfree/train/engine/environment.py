@@ -248,7 +248,7 @@ class Processes:
     """This process among those of the job; a single process is number 0 of 1.
 
     All processes call each method at the same point of the program. If one of them has ended, the others raise
-    `ConnectionError` there. While `watching` is set, they also do so if one hangs for a minute. It is not set while a
+    `ConnectionError` there. While `watching` is set, they also do so if one hangs for 50 seconds. It is not set while a
     process compiles or works alone.
     """
 

@@ -2,7 +2,8 @@
 
 The signal is measured by `normfree.diagnostics.propagate`, and judged by `judge`.
 
-None of it changes a number of the run, and none of it can end the run: what fails is logged once and left out.
+None of it changes a number of the run. What fails is logged once and left out, and the run goes on. Only an error in
+a progress function of the caller ends the run.
 """
 
 from __future__ import annotations

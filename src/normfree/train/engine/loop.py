@@ -337,7 +337,7 @@ class Trainer:
         A state is good if the step after it found its loss finite and below the limit. Without one, it is the state
         that this process began with. Clocks decide when states are saved, so all processes take the first one's.
         """
-        self.done = int(self.step.count)  # where it diverged
+        self.done = int(self.step.good_steps)  # where it diverged
         good = (saved for saved in reversed(self._saved) if saved[1]["step"] < self.done)
         tensors, state = next(good, self._saved[0])
         self.step.restore_(tensors)
@@ -391,7 +391,7 @@ class Trainer:
         if self._writer is not None:
             self._writer.raise_error()
         steps = self.done % self.setup.epoch_steps or self.setup.epoch_steps
-        return float(self.step.loss_sum) / steps, float(self.step.correct) / steps, bool(self.step.alive)
+        return float(self.step.loss_sum) / steps, float(self.step.accuracy_sum) / steps, bool(self.step.alive)
 
     @property
     def _seconds(self) -> float:

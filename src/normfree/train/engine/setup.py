@@ -268,7 +268,9 @@ def _require_effect(config: TrainConfig, data: Data, *, foreign: bool) -> None:
     """Raise `ValueError` for a setting without effect on this data or third-party model; it would only name the run."""
     where = f"{data.kind} and a third-party model" if foreign else data.kind
     for name in (*data.unused_settings, *(("form",) if foreign else ())):
-        if (value := getattr(config, name)) != getattr(TrainConfig, name):
+        value = getattr(config, name)
+        holds_nothing_out = name == "validation" and value == 0  # as the recipes for text say
+        if value != getattr(TrainConfig, name) and not holds_nothing_out:
             raise ValueError(f"setting {name}={value} has no effect on {where}; leave it out")
 
 

@@ -61,9 +61,9 @@ def read_block(block: nn.Module) -> BlockParts:
     if not isinstance(block, Residual) or block.branch is None:
         raise NoStageError(f"{type(block).__name__} blocks without a branch have no kernel")
     if not isinstance(block.shortcut, nn.Identity):
-        raise NoStageError("its shortcuts are not the identity")
+        raise NoStageError("the blocks' shortcuts are not the identity")
     if block.shortcut_reads_entry:
-        raise NoStageError("its shortcuts read the entry of the branch")
+        raise NoStageError("the blocks' shortcuts read the entry of the branch")
     entry, branch, exit = (_leaves(part) for part in (block.entry, block.branch, block.exit))
     scalars: dict[str, Scalar] = {}
     pre = any(isinstance(part, nn.ReLU) for part in entry)
@@ -81,7 +81,7 @@ def read_block(block: nn.Module) -> BlockParts:
     if entry or branch or exit or (pre and post):
         raise NoStageError(f"{_name([*entry, *branch, *exit])} has no kernel around the convolutions of a branch")
     if first.in_channels != second.out_channels or first.out_channels != second.out_channels:
-        raise NoStageError("its branches change the number of channels")
+        raise NoStageError("the blocks' branches change the number of channels")
     for name in ("alpha", "beta", "a", "delta", "c"):
         part = getattr(block, name)
         if isinstance(part, ScalarBias | ScalarMultiplier):
@@ -90,9 +90,9 @@ def read_block(block: nn.Module) -> BlockParts:
             raise NoStageError(f"{type(part).__name__} has no kernel")
     held = [first, second, *(scalar for scalar in scalars.values() if scalar.learnable)]
     if not all(p.requires_grad for part in held for p in part._parameters.values() if p is not None):
-        raise NoStageError("some of its parameters do not learn")
+        raise NoStageError("some parameters of the blocks do not learn")
     if any(part._forward_hooks or part._forward_pre_hooks for part in every_module(block)):
-        raise NoStageError("its blocks have forward hooks")
+        raise NoStageError("the blocks have forward hooks")
     return BlockParts("pre" if pre else "post" if post else "linear", (first, second), scalars)
 
 

@@ -62,7 +62,7 @@ def _micro_batches(batch: Any, parts: int) -> list[Any]:
 
 
 class OneShapeFeed:
-    """A `Feed` as a `ShapedFeed` of one shape; batches made on the host are copied to where a captured step reads."""
+    """A `Feed` as a `ShapedFeed` of one shape; a captured step reads batches of the host from fixed tensors."""
 
     shapes: Sequence[Any] = (None,)
 
@@ -84,7 +84,7 @@ class OneShapeFeed:
         return self._fetched if self._fetched is not None else self._batch(step)
 
     def fetch(self, step: int) -> None:
-        """Load the batch of a step into those tensors if it is made on the host.
+        """If the host makes the batches, copy the batch of this step into the tensors that a captured step reads.
 
         The step is an int, so that the device need not be read.
         """
@@ -103,8 +103,8 @@ class TrainStep:
     """Trains `model` on one batch of `feed` per call.
 
     A loss or gradient that is not finite, or a loss above the limit, marks the run as diverged (`alive` = False):
-    from then on weights, optimizer, moving average and `count` do not change. `count` then tells the host how many
-    steps were good.
+    from then on weights, optimizer, moving average and `good_steps` do not change. `good_steps` then tells the host how
+    many steps were good.
 
     Args:
         model: The model.
@@ -163,20 +163,21 @@ class TrainStep:
         self._update = torch.compile(rule.update_, dynamic=False) if self._compiled else rule.update_
         self._clipped = [name for name in masters.parameters if name not in unclipped]
         device = masters.values.device
-        self.number = torch.zeros((), dtype=torch.int64, device=device)
-        self.count = torch.zeros((), dtype=torch.float64, device=device)
+        self.step_in_epoch = torch.zeros((), dtype=torch.int64, device=device)
+        self.good_steps = torch.zeros((), dtype=torch.float64, device=device)
         self.alive = torch.ones((), dtype=torch.bool, device=device)
         self.factors = torch.ones(feed.steps, device=device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.correct = torch.zeros((), dtype=torch.float64, device=device)
-        self.memory = [torch.zeros_like(masters.values) for _ in range(rule.num_states)]
+        self.accuracy_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.optimizer_state = [torch.zeros_like(masters.values) for _ in range(rule.num_states)]
         self.average = masters.values.clone() if config.ema else None
-        self._vectors = {"model": masters.values, **{f"memory{i}": vector for i, vector in enumerate(self.memory)}}
+        stored_state = {f"memory{i}": vector for i, vector in enumerate(self.optimizer_state)}
+        self._vectors = {"model": masters.values, **stored_state}
         if self.average is not None:
             self._vectors["average"] = self.average
         self._views = self._named(self._vectors)
         self._has_frozen = bool(masters.frozen())
-        self._host_number = 0
+        self._host_step = 0
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def start_epoch(self, epoch: int, factors: Sequence[float], step: int = 0) -> None:
@@ -185,19 +186,19 @@ class TrainStep:
             raise ValueError(f"expected a factor for each of {self.feed.steps} steps, got {len(factors)}")
         self.feed.start_epoch(epoch)
         self.factors.copy_(torch.tensor(factors))
-        self.number.fill_(step)
-        self._host_number = step
+        self.step_in_epoch.fill_(step)
+        self._host_step = step
 
     def clear_metrics(self) -> None:
         """Set the sums of loss and accuracy to zero."""
         self.loss_sum.zero_()
-        self.correct.zero_()
+        self.accuracy_sum.zero_()
 
     def __call__(self) -> None:
         """Train on the next batch; the device may still be computing when this returns."""
-        shape = self.feed.shape_of(self._host_number)
+        shape = self.feed.shape_of(self._host_step)
         self._fetch()
-        self._host_number += 1
+        self._host_step += 1
         if shape in self._graphs:
             self._graphs[shape].replay()
         else:
@@ -206,10 +207,10 @@ class TrainStep:
     def _step(self, shape: int) -> None:
         """Train on the next batch, which has this shape: the whole step, as it runs on the device."""
         masters, config = self.masters, self.config
-        batch = self.feed.gather(shape, self.number)
+        batch = self.feed.gather(shape, self.step_in_epoch)
 
         # Forward and backward; the gradient is collected in one vector.
-        losses, shares = [], []
+        losses, accuracies = [], []
         for i, part in enumerate(_micro_batches(batch, config.accumulate)):
             loss, accuracy = self._loss(self._forward, part, config.label_smoothing)
             loss = loss / config.accumulate
@@ -217,9 +218,9 @@ class TrainStep:
                 loss.backward()
             masters.gather_gradients_(add=i > 0)
             losses.append(loss.detach())
-            shares.append(accuracy / config.accumulate)
+            accuracies.append(accuracy / config.accumulate)
         masters.unfold_gradients_()
-        loss, accuracy = torch.stack(losses).sum(), torch.stack(shares).sum()
+        loss, accuracy = torch.stack(losses).sum(), torch.stack(accuracies).sum()
 
         with torch.no_grad():
             # The mean over all processes.
@@ -232,7 +233,7 @@ class TrainStep:
             # Whether the run is still alive; a dead one changes nothing below.
             finite = torch.isfinite(masters.gradient.sum()) & torch.isfinite(loss)
             self.alive.logical_and_(finite & (loss <= config.loss_limit))
-            self.count.add_(self.alive)
+            self.good_steps.add_(self.alive)
 
             if config.clip == "agc":
                 weights, names = masters.named(masters.values), self._clipped
@@ -240,29 +241,29 @@ class TrainStep:
             elif config.clip == "norm":
                 clip_by_norm_([masters.gradient], config.clip_at)
 
-            factor = self.factors.take(self.number)  # indexing would read the number on the host
+            factor = self.factors.take(self.step_in_epoch)  # indexing would read the number on the host
             for group in masters.groups:
                 for span in self._spans(group.span):
                     self._update(
                         masters.values[span],
                         masters.gradient[span],
-                        [vector[span] for vector in self.memory],
+                        [vector[span] for vector in self.optimizer_state],
                         lr=group.lr * factor,
                         weight_decay=group.weight_decay,
-                        step=self.count,
+                        step=self.good_steps,
                         alive=self.alive,
                     )
 
             # ē' = d·ē + (1-d)·w with d = min(ema, (1+t)/(10+t)), so that the first steps lose their weight.
             if self.average is not None:
-                decay = torch.clamp((1 + self.count) / (10 + self.count), max=config.ema).float()
+                decay = torch.clamp((1 + self.good_steps) / (10 + self.good_steps), max=config.ema).float()
                 updated = torch.lerp(masters.values, self.average, decay)
                 self.average.copy_(torch.where(self.alive, updated, self.average))
 
             masters.copy_to_model_()
             self.loss_sum.add_(loss)
-            self.correct.add_(accuracy)
-            self.number.add_(1)
+            self.accuracy_sum.add_(accuracy)
+            self.step_in_epoch.add_(1)
 
     def _spans(self, whole: slice) -> list[slice]:
         """Split a part of the vectors, so that an update that is not compiled needs little memory."""
@@ -271,9 +272,9 @@ class TrainStep:
         return [slice(start, min(start + size, whole.stop)) for start in starts]
 
     def _fetch(self) -> None:
-        """Copy a batch from the host to where a captured step reads it."""
+        """If the host makes the batches, copy the next one into the tensors that a captured step reads."""
         if isinstance(self.feed, OneShapeFeed):
-            self.feed.fetch(self._host_number)
+            self.feed.fetch(self._host_step)
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor of the run: `save` stores them, and `restore_` writes them in place.
@@ -287,9 +288,9 @@ class TrainStep:
             **self._views,
             **buffers,
             **{f"model.{name}": value for name, value in frozen.items()},
-            "count": self.count,
+            "count": self.good_steps,
             "loss_sum": self.loss_sum,
-            "correct": self.correct,
+            "correct": self.accuracy_sum,
         }
 
     def _named(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -349,11 +350,12 @@ class TrainStep:
         self.masters.copy_to_model_()
 
     def capture(self) -> None:
-        """Record the step as one CUDA graph per batch shape; the model and the run's state do not change.
+        """Record the step as one CUDA graph per batch shape.
 
-        This starts no epoch.
+        Call `start_epoch` first. The weights and the saved state stay the same. The step number becomes 0, so start the
+        epoch again before training.
         """
-        # A step that is not alive leaves the weights and the optimizer's memory as they are, but not the buffers.
+        # A step that is not alive leaves the weights and the optimizer's state as they are, but not the buffers.
         changing = [tensor for name, tensor in self.state().items() if name not in self._views]
         before = [tensor.clone() for tensor in changing]
         self._fetch()
@@ -364,7 +366,7 @@ class TrainStep:
             for shape in shapes:
                 for _ in range(_WARM_UP):
                     self.alive.fill_(False)
-                    self.number.zero_()
+                    self.step_in_epoch.zero_()
                     self._step(shape)
         torch.cuda.current_stream().wait_stream(stream)
         gc.collect()
@@ -378,4 +380,4 @@ class TrainStep:
             for tensor, value in zip(changing, before, strict=True):
                 tensor.copy_(value)
             self._revive_()
-        self.number.zero_()
+        self.step_in_epoch.zero_()

@@ -85,7 +85,7 @@ def save(
 def publish(
     run: Path, state: Mapping[str, Any], write: Callable[[Path], Any], *, keep: int = 1, keep_best: bool = False
 ) -> Path:
-    """Make a checkpoint whose tensors `write` puts into a folder; it returns their sha256. See `save` for the rest."""
+    """Make a checkpoint as `save` does. `write` puts the tensors into a folder, and returns their sha256."""
     step = state.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise ValueError(f"expected the number of the step under 'step' in the state, got {step!r}; pass an int >= 0")

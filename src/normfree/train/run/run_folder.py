@@ -121,11 +121,11 @@ class RunFolder:
             return "unfinished" if self.exists else None
         return cast(RunStatus, self.read_result()["status"])
 
-    # Writing: below `place`, which is another name of the folder
+    # Writing: every path begins with `place`
 
     @property
     def place(self) -> Path:
-        """The path to write at. While the folder is held, it leads to that very folder, even if that is moved."""
+        """The path for writing. While the folder is held, the path leads to it even if the folder is moved."""
         return self.path if self._lock is None else self._lock.place
 
     @contextmanager
@@ -133,12 +133,12 @@ class RunFolder:
         """Create or open the folder, and lock it until the `with` block or the process ends.
 
         Args:
-            resume: Whether the folder has to hold a run already; otherwise it must not, unless that never took a step.
+            resume: Whether the folder must hold a run; otherwise it may only hold one that never took a step.
             overwrite: Whether it may hold a run, which `clear` removes.
 
         Raises:
-            ValueError: If another process holds the folder, it holds a run or none against `resume` and `overwrite`,
-                or a file of the user has the name of one of a run.
+            ValueError: If another process has locked the folder, if it holds a run that is neither resumed nor
+                overwritten, if it holds none to resume, or if a run would replace a file of the user.
             OSError: If the folder cannot be made or written.
         """
         if resume:

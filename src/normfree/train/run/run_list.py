@@ -51,7 +51,7 @@ _KINDS: dict[str, Any] = {"status": str, "seconds": int | float | str, "config":
 _SCORE_KINDS: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "score"), int | float | str)
 _SIGNS = {CONFIG, METRICS, RESULT, LOCK}  # two of these, or one and a checkpoint, make a folder that of a run
 _MOST = 100_000  # folders in which runs are looked for
-_MARKS = {"finished": "✓ ", "stopped": "◐ ", "unfinished": "◐ ", "diverged": "✗ ", "damaged": "✗ "}
+_MARKS = {"finished": "✓ ", "stopped": "◐ ", "unknown": "◐ ", "diverged": "✗ ", "damaged": "✗ "}
 _CURVES = 32  # runs whose curves are drawn over each other; no more can be distinguished
 _COLUMNS = ("run", "state", "epoch", "loss", "training", "validation", "test", "speed", "left", "updated")
 EXPENDABLE = ("speed", "loss", "training", "test", "updated", "left", "epoch", "validation")
@@ -83,7 +83,7 @@ class RunList:
         self._read = {folder: self._current(folder) for folder in self._found}  # forgets those that are gone
         # An age alone would not tell whether a process works on a run that has not ended.
         runs = [
-            with_state(run, is_held(run.folder)) if run.state in ("unfinished", "stopped") else run
+            with_state(run, is_held(run.folder)) if run.state in ("unknown", "stopped") else run
             for _, run in self._read.values()
         ]
         return sorted(runs, key=lambda run: (not run.is_alive, -run.updated, run.folder))

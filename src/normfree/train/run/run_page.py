@@ -27,8 +27,8 @@ _STEEP = 30.0  # a loss that changes by more than this factor gets a logarithmic
 _POINTS = 2000  # of a curve; the plot has no more columns of pixels
 _SMALL = 0.62  # the width of the learning rate relative to the others
 
-State = Literal["starting", "running", "finished", "stopped", "diverged", "unfinished", "damaged"]
-"""How a run is. 'unfinished' has neither a result nor a lock that can be read; 'starting' has taken no step yet."""
+State = Literal["starting", "running", "finished", "stopped", "diverged", "unknown", "damaged"]
+"""How a run is. 'unknown' has not ended, and its lock cannot be read; 'starting' has taken no step yet."""
 _STATES: dict[str, State] = {
     "finished": "finished",
     "diverged": "diverged",
@@ -110,7 +110,7 @@ def describe_run(
     told = {**last, **result, **now}  # the last one that says something counts
     return WatchedRun(
         folder=folder,
-        state=_STATES.get(str(status), "unfinished"),
+        state=_STATES.get(str(status), "unknown"),
         note=f"signal {result['signal']}" if isinstance(result.get("signal"), int) else "",
         **{name: str(config.get(name, "")) for name in ("model", "method", "data")},
         epochs=_count(config.get("epochs")),
@@ -132,12 +132,12 @@ def describe_run(
 
 def with_state(run: WatchedRun, held: bool | None) -> WatchedRun:
     """Complete the state of a run that has not ended, given whether a process holds its lock."""
-    if run.state not in ("unfinished", "stopped"):
+    if run.state not in ("unknown", "stopped"):
         return run
     if held:
         left = None if run.left is None else max(0.0, run.left - (time.time() - run.updated))
         return replace(run, state="starting" if run.epoch is None else "running", note="", left=left)
-    return replace(run, state="unfinished" if held is None else "stopped", left=None)
+    return replace(run, state="unknown" if held is None else "stopped", left=None)
 
 
 def _count(value: object) -> int | None:

@@ -52,7 +52,9 @@ class TextData(Data):
 
     kind = "text"
     unit = "tokens"
-    unused_settings: tuple[str, ...] = ("crop", "flip", "cutout", "mixup", "randaugment")
+    unused_settings: tuple[str, ...] = (
+        "crop", "flip", "cutout", "mixup", "randaugment", "validation", "eval_batch_size"
+    )  # fmt: skip
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -113,7 +115,7 @@ class TextData(Data):
             raise ValueError(f"{expected}, but {kind} failed: {str(error).splitlines()[0]}; adapt it") from error
         if not isinstance(scores, Tensor) or scores.shape != (*labels[:2].shape, self.num_classes):
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise ValueError(f"{expected}, got {got} for {tuple(labels[:2].shape)} of them; adapt {kind}")
+            raise ValueError(f"{expected}, got {got} for tokens of shape {tuple(labels[:2].shape)}; adapt {kind}")
         if self.translates_test and not isinstance(model, Transformer):
             raise ValueError(
                 f"expected a normfree Transformer to translate the test split, got {kind}; "
