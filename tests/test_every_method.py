@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normfree.methods import get, initialize_, names
 from normfree.models import Network, build
-from normfree.models.registry import find_family
+from normfree.models.builder import find_family
 
 VARIANTS = (
     "fixup:bias=false",

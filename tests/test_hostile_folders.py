@@ -22,8 +22,8 @@ import normfree as nf
 from normfree.comparison.comparison_report import redraw
 from normfree.conversion import convert
 from normfree.conversion.saving import save_converted
-from normfree.data.download.data_files import read_idx, read_pickled
-from normfree.data.images.folder_contents import CACHE, contents_digest
+from normfree.data.download.file_formats import read_idx, read_pickled
+from normfree.data.images.image_checksums import CACHE, contents_digest
 from normfree.data.images.image_folder import folder_in_order, read_folder
 from normfree.data.text import text_files
 from normfree.data.text.prepared_folder import open_prepared

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from fault_kinds import DAMAGED, IMAGE_FORMATS
-from normfree.data.download.data_files import (
+from normfree.data.download.file_formats import (
     gzipped_files,
     read_binary,
     read_idx,

@@ -28,9 +28,9 @@ from normfree.comparison.comparison_report import _read as read_comparison
 from normfree.conversion import convert
 from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, tar_source
-from normfree.data.download.data_files import read_idx, write_idx
 from normfree.data.download.data_sets import get, load
-from normfree.data.images.folder_contents import CACHE, contents_digest
+from normfree.data.download.file_formats import read_idx, write_idx
+from normfree.data.images.image_checksums import CACHE, contents_digest
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine

@@ -13,7 +13,7 @@ from normfree import discover
 from normfree.diagnostics.propagation import propagate
 from normfree.methods import Form, get, names
 from normfree.models import build
-from normfree.models.registry import find_family
+from normfree.models.builder import find_family
 from normfree.plan import ResidualPlan
 
 VARIANTS = ("fixup:bias=false", "convshort:reads=raw", "isograd:shortcut=conv", "selu:dropout=0.05", "nf:beta=1")

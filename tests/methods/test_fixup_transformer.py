@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.models import build
-from normfree.nn.sequence import sinusoids
+from normfree.nn.attention import sinusoids
 from normfree.optim import param_groups
 
 LAYERS, WIDTH, INNER, HEADS, WORDS = 6, 512, 1024, 4, 1000

@@ -18,9 +18,9 @@ from normfree.methods.transformer_methods import (
     transformer_stacks,
 )
 from normfree.models import build
+from normfree.nn.attention import TokenEmbedding
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
-from normfree.nn.sequence import TokenEmbedding
 from normfree.plan import Branch, Layer
 from oracles import log_slope
 

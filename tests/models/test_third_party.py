@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.models.registry import is_foreign
+from normfree.models.builder import is_foreign
 from normfree.models.third_party import create_model
 
 MODULE = """

@@ -11,14 +11,14 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from normfree.conversion import convert
-from normfree.conversion.folding.inference import fold_
+from normfree.conversion.folding.fold_scalars import fold_
 from normfree.graph import discover, unaccounted
 from normfree.methods import get, initialize_, names
 from normfree.models import BaseModel, Decoder, Encoder, Network, Transformer, build
-from normfree.models.registry import find_family
+from normfree.models.builder import find_family
 from normfree.models.weight_files import load_weights
+from normfree.nn.attention import PAD, Attention, real_positions
 from normfree.nn.residual import Residual, lower_precision_, set_precision_
-from normfree.nn.sequence import PAD, Attention, real_positions
 
 WORDS, CLASSES = 30, 5
 NAMES = ("transformer-2-3-16-32-4", "encoder-3-16-32-4", "decoder-3-16-32-4")

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree import theory
-from normfree.diagnostics import bounds, updates
+from normfree.diagnostics import gradient_bounds, updates
 from normfree.diagnostics.curvature import Hessian
 from normfree.methods import Law, Method
 from normfree.methods.initialize import InitContext
@@ -33,8 +33,8 @@ from normfree.methods.scaled_sums import GeometricSeries
 from normfree.models.base import BlockBuilder, ResNetShape
 from normfree.models.nonresidual import Highway
 from normfree.nn import normalizers
+from normfree.nn.attention import Attention
 from normfree.nn.residual import Residual
-from normfree.nn.sequence import Attention
 from normfree.nn.weight_layers import _RowGain, _SpectralNorm, _Standardized, _WeightNorm
 from normfree.optim.clipping import clip_adaptively_
 from normfree.optim.master_weights import MasterWeights
@@ -384,7 +384,9 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "block_bound_by_root": Mutant(
         "the bound of fixup's Theorem 1 divides by the root of the norm",
-        _instead(bounds, "_block_bound", lambda true: lambda name, norms, *rest: true(name, norms.sqrt(), *rest)),
+        _instead(
+            gradient_bounds, "_block_bound", lambda true: lambda name, norms, *rest: true(name, norms.sqrt(), *rest)
+        ),
     ),
     "update_squared": Mutant(
         "an update is measured by its squared norm",

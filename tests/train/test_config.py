@@ -17,7 +17,7 @@ from normfree.methods import FORMS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
 from normfree.train.config import TrainConfig
 from normfree.train.data import augmentation_of
-from normfree.train.settings import field_types
+from normfree.train.setting_fields import field_types
 
 positive = st.floats(1e-12, 1e12)
 at_least_0 = st.floats(0, 1e12)

@@ -156,7 +156,7 @@ def _save(
 def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool) -> str:
     """Return the method, or '' to fold batch norms; refuse options that would be ignored."""
     from normfree.methods import get
-    from normfree.models.registry import is_foreign
+    from normfree.models.builder import is_foreign
 
     require_model(model, "convert")
     if not is_foreign(model):
@@ -188,7 +188,7 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
 
     from normfree.conversion import convert, fold_batchnorm
     from normfree.graph import discover
-    from normfree.models.named_models import build_by_name
+    from normfree.models.model_arguments import build_by_name
     from normfree.nn.model_state import call_arguments
 
     before = build_by_name(model, checkpoint=checkpoint, seed=seed)

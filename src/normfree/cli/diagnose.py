@@ -91,7 +91,7 @@ def diagnose_model(
 
     For example: normfree diagnose preact_resnet50 -m he_in -m batchnorm -m convshort -m convshort_brock -o report.html
     """
-    from normfree.models.registry import is_foreign
+    from normfree.models.builder import is_foreign
     from normfree.nn.devices import device_of
 
     load_plugins(plugin)
@@ -142,7 +142,7 @@ def _check_widths(
         )
     from normfree.diagnostics.width_check import coordinate_check
     from normfree.files import to_json_values
-    from normfree.models.named_models import build_by_name, random_inputs
+    from normfree.models.model_arguments import build_by_name, random_inputs
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console, progress
 
@@ -193,7 +193,7 @@ def _inputs(
     model: str, folder: Path | None, data: Path | None, example: str, shape: str, batch: int, seed: int
 ) -> tuple[Any, Tensor | None]:
     """Read or draw the inputs, and the targets if a file has them."""
-    from normfree.models.named_models import read_batch, reads_tokens, sequence_length
+    from normfree.models.model_arguments import read_batch, reads_tokens, sequence_length
 
     name = model if folder is None else name_in_folder(folder)
     if data is not None:
@@ -222,7 +222,7 @@ def _diagnose(
     import torch
 
     from normfree.diagnostics import diagnose
-    from normfree.models.named_models import build_by_name, to_device
+    from normfree.models.model_arguments import build_by_name, to_device
     from normfree.nn.devices import require_room_for_activations
     from normfree.report.terminal import notice, progress
 
@@ -252,7 +252,7 @@ def _show(found: list[Diagnosis], model: str, out: Sequence[Path], as_json: bool
     import json
 
     from normfree.diagnostics import diagnosis
-    from normfree.models.named_models import shape_options
+    from normfree.models.model_arguments import shape_options
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console
 

@@ -296,8 +296,8 @@ def require_model(model: str, verb: str) -> None:
 
 def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
     """Call the function of --example, or draw noise in the shape that the model reads."""
-    from normfree.models.named_models import inputs_from_function, random_inputs
-    from normfree.models.registry import is_foreign
+    from normfree.models.builder import is_foreign
+    from normfree.models.model_arguments import inputs_from_function, random_inputs
 
     if not example:
         return random_inputs(model, shape, batch=batch, seed=seed)
@@ -355,7 +355,7 @@ def configuration(
 def _refuse_model(name: str) -> None:
     """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
     from normfree.models import is_model_name
-    from normfree.models.registry import is_foreign
+    from normfree.models.builder import is_foreign
 
     if is_foreign(name) or is_model_name(name):
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")

@@ -19,7 +19,7 @@ from normfree.folder_lock import is_held
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.registry import is_foreign
+from normfree.models.builder import is_foreign
 from normfree.models.transformer import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
 from normfree.provenance import without_folders

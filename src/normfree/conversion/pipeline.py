@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import MOST_REASONS, Added, Changes, Record, Removed, Rescaled, grouped, listed, quoted
 from normfree.conversion.inspection import NO_SUMS, Inspection, find_norms, inspect_model, plain_base, probing
-from normfree.conversion.passes import FoundBy, MethodError, TrialSucceeded, floats_of, model_failed_error
+from normfree.conversion.model_runs import FoundBy, MethodError, TrialSucceeded, floats_of, model_failed_error
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
 from normfree.conversion.scalar_placement import UNREACHED, Placement, ScalarStart, add_scalars_, place_scalars
 from normfree.conversion.verification import Verification
-from normfree.graph.admission import check_request, layers_not_reparametrizable, require_signal
+from normfree.graph.convertibility import check_request, layers_not_reparametrizable, require_signal
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import restored_on_error, small_copy

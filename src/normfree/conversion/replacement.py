@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Record, Removed, Rescaled, listed
 from normfree.conversion.inspection import Inspection
-from normfree.conversion.passes import TrialSucceeded
+from normfree.conversion.model_runs import TrialSucceeded
 from normfree.graph.flow import Flow
 from normfree.methods import Method
 from normfree.nn.model_state import preserve_model_state, restored_on_error, substitute_tensors

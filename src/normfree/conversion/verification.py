@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normfree.conversion.inspection import Inspection, whole_block_notes
-from normfree.conversion.passes import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
+from normfree.conversion.model_runs import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
 from normfree.graph.experts import same_in_others
 from normfree.graph.flow import Flow
 from normfree.graph.observer import JOINS, SPLITS, VIEWS

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normfree.diagnostics.extra_passes import look_again
+from normfree.diagnostics.fault_localization import look_again
 from normfree.diagnostics.findings import SEVERITY, SignalStatus
 from normfree.diagnostics.growth import Direction
 from normfree.diagnostics.invariants import check_model

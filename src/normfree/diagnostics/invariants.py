@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.graph_nodes import walk
-from normfree.diagnostics.input_output import first_tensor
+from normfree.diagnostics.input_and_loss import first_tensor
 from normfree.diagnostics.signals import Fact, Signal
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import ModelParts, hooked, preserve_model_state

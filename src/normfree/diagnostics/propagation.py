@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.autograd_graph import GraphReader, overwritten_place
-from normfree.diagnostics.extra_passes import OpenQuestions, with_origin
-from normfree.diagnostics.input_output import (
+from normfree.diagnostics.fault_localization import OpenQuestions, with_origin
+from normfree.diagnostics.input_and_loss import (
     IgnoredInput,
     WatchedInput,
     broadcasts,

@@ -1,6 +1,6 @@
 """The facts about a model that one forward and one backward pass give, as plain numbers.
 
-`propagation.py` and `extra_passes.py` measure them, and `verdict.py` judges them. Numbers that
+`propagation.py` and `fault_localization.py` measure them, and `verdict.py` judges them. Numbers that
 follow from others are computed once, when a record is made.
 """
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from normfree import theory
 from normfree.methods.method import Method, get
+from normfree.nn.attention import TokenEmbedding
 from normfree.nn.model_state import eval_mode, restored_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import NEUTRAL, Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier, scalars_of
-from normfree.nn.sequence import TokenEmbedding
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan, remembered_plan
 

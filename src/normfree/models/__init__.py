@@ -1,8 +1,8 @@
 """Models by name: the networks of the four papers, and third-party ones."""
 
 from normfree.models.base import BaseModel, Network
+from normfree.models.builder import build, supports
 from normfree.models.families import Family, catalog, find_family, is_model_name
-from normfree.models.registry import build, supports
 from normfree.models.transformer import Decoder, DecoderCache, Encoder, Memory, Transformer
 
 __all__ = [

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from normfree.errors import install_command, unknown_name
-from normfree.models.registry import is_foreign
+from normfree.models.builder import is_foreign
 
 _LIBRARIES = ("torchvision", "timm")
 

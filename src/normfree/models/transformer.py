@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from normfree.models.base import BaseModel, BlockBuilder, ModelConfig, NamedModules, named_sequential, sequence_layers
+from normfree.nn.attention import Attention, KeyValueCache, TokenEmbedding, real_positions
 from normfree.nn.residual import Residual
 from normfree.nn.scalar_folding import Stream
 from normfree.nn.scalars import ScalarMultiplier
-from normfree.nn.sequence import Attention, KeyValueCache, TokenEmbedding, real_positions
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 

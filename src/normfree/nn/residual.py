@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normfree.nn.attention import TokenEmbedding
 from normfree.nn.normalizers import DynamicTanh
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.sequence import TokenEmbedding
 from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
 
 NEUTRAL = {"c": 1.0, "a": 1.0, "alpha": 1.0, "beta": 1.0, "delta": 0.0}

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normfree.nn.attention import Attention
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.sequence import Attention
 from normfree.nn.weight_layers import weight_kind
 
 

@@ -20,10 +20,10 @@ from torch import nn
 
 from normfree.diagnostics.propagation import Loss
 from normfree.methods import Method
-from normfree.models.named_models import to_device
+from normfree.models.model_arguments import to_device
 from normfree.nn.model_state import preserve_model_state
 from normfree.optim.groups import param_groups
-from normfree.optim.range_test import (
+from normfree.optim.rate_trials import (
     OPTIMIZERS,
     Groups,
     MakeOptimizer,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from normfree.provenance import RELEASE
 from normfree.report.tables import notebook_html
-from normfree.train.settings import (
+from normfree.train.setting_fields import (
     coerce,
     explained_toml,
     field_types,
@@ -271,7 +271,7 @@ class TrainConfig:
             config = replace(base or cls(), **values)
             if release == RELEASE or "method" not in values:
                 return config
-            from normfree.methods.history import as_of  # imported here because it loads torch
+            from normfree.methods.earlier_releases import as_of  # imported here because it loads torch
 
             return replace(config, method=as_of(config.method, release, config.model))
         except ValueError as error:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from normfree.data import Augmentation, ImageSet, load
 from normfree.data.counter_rng import epoch_order
-from normfree.data.images.folder_contents import contents_digest
+from normfree.data.images.image_checksums import contents_digest
 from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder_in_order, read_folder
 from normfree.data.images.image_set import ImageBatches, Split, in_order
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.registry import is_foreign
+from normfree.models.builder import is_foreign
 from normfree.models.third_party import create_model
 from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
-from normfree.train.settings import field_types, require_known
+from normfree.train.setting_fields import field_types, require_known
 
 _FIXED = ("data", "validation")  # scores on other validation data cannot be compared
 _SAMPLE = "'lr=0.001..1:log', 'batch_size=32..256:step=32' or 'method=fixup,batchnorm'"

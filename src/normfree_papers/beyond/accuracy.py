@@ -18,7 +18,7 @@ from normfree_papers.claims.claim import (
     expect,
     rows_claim,
 )
-from normfree_papers.claims.readings import GAP, reading, trains
+from normfree_papers.claims.range_reasons import GAP, reading, trains
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     QUICK_SETTINGS,

@@ -17,7 +17,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.beyond.equal_time import TUNING_SEED
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect, training_claim
-from normfree_papers.claims.readings import reading, trains
+from normfree_papers.claims.range_reasons import reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,

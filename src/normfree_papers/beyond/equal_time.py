@@ -31,8 +31,8 @@ from normfree_papers.claims.claim import (
     expect,
     training_claim,
 )
-from normfree_papers.claims.fits import table
-from normfree_papers.claims.readings import reading, trains
+from normfree_papers.claims.depth_curves import table
+from normfree_papers.claims.range_reasons import reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,

@@ -15,8 +15,8 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, aside, expect, rows_claim, training_claim
-from normfree_papers.claims.fits import exponent, geometric_means
-from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
+from normfree_papers.claims.depth_curves import exponent, geometric_means
+from normfree_papers.claims.range_reasons import GAP, does_not_train, reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,

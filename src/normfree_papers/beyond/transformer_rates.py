@@ -18,8 +18,8 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect, training_claim
+from normfree_papers.claims.made_up_language import made_up_language
 from normfree_papers.claims.seed_metrics import Numbers, Trained, bleu, combined, minus
-from normfree_papers.claims.translation_runs import made_up_language
 
 _BOUNDED, _FIXUP, _NORM = "Fixup, bounded", "Fixup", "layer norm"
 _METHODS = {_BOUNDED: "fixup_bounded", _FIXUP: "fixup", _NORM: "layernorm"}

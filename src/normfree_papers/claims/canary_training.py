@@ -16,10 +16,10 @@ from normfree.data.images.image_set import ImageSet, Split, image_set
 from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.tokens import TokenLines, TokenPairs
 from normfree.methods import names
-from normfree.methods.history import FIRST_RELEASE, as_of
+from normfree.methods.earlier_releases import FIRST_RELEASE, as_of
 from normfree.models import supports
+from normfree.nn.attention import SPECIAL
 from normfree.nn.devices import device_of
-from normfree.nn.sequence import SPECIAL
 from normfree.train.config import TrainConfig
 from normfree.train.data import score
 from normfree.train.engine.environment import Processes, seeded_generators

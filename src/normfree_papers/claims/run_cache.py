@@ -30,7 +30,7 @@ from normfree.methods.method import parse_spec
 from normfree.provenance import RELEASE
 from normfree.train.config import TrainConfig, folder_name, plain_name
 from normfree.train.run.run_folder import RunFolder
-from normfree.train.settings import read_toml
+from normfree.train.setting_fields import read_toml
 from normfree_papers.claims.canary import stale_families
 from normfree_papers.claims.seed_metrics import Measurement, Runs, Trained, named
 

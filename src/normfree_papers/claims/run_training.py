@@ -17,7 +17,7 @@ from normfree.comparison.sweep import RunTask, train_runs
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
 from normfree.methods.method import Form
 from normfree.models import build
-from normfree.models.registry import is_foreign
+from normfree.models.builder import is_foreign
 from normfree.nn.devices import device_of
 from normfree.provenance import commit
 from normfree.train import RunFolder, TrainConfig

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Table
-from normfree_papers.claims.fits import table
+from normfree_papers.claims.depth_curves import table
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normfree.diagnostics.bounds import BlockBound, Bounds, SetBound, gradient_bounds
+from normfree.diagnostics.gradient_bounds import BlockBound, Bounds, SetBound, gradient_bounds
 from normfree.diagnostics.propagation import propagate
 from normfree.models import Network, build
 from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
-from normfree_papers.claims.fits import chart, decades, factor_per_block, geometric_means, straight_line, table
+from normfree_papers.claims.depth_curves import chart, decades, factor_per_block, geometric_means, straight_line, table
 
 ROUNDING = "the inequality itself, for every draw; 1e-6 is left for rounding in float64"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
-from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
+from normfree_papers.claims.range_reasons import GAP, does_not_train, reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,

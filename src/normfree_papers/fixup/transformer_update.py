@@ -12,7 +12,7 @@ from normfree.diagnostics.updates import measure_updates
 from normfree.models import build
 from normfree.models.base import BaseModel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
-from normfree_papers.claims.fits import chart, exponent, means
+from normfree_papers.claims.depth_curves import chart, exponent, means
 
 _FIXUP, _BOUNDED, _UNSCALED = "Fixup", "Fixup, bounded", "Fixup without L-scaling"
 _ROWS = {_FIXUP: "fixup", _BOUNDED: "fixup_bounded", _UNSCALED: "fixup"}

@@ -14,9 +14,9 @@ from normfree.report import Table
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, training_claim
-from normfree_papers.claims.fits import table
+from normfree_papers.claims.depth_curves import table
+from normfree_papers.claims.made_up_language import made_up_language
 from normfree_papers.claims.seed_metrics import Runs, bleu, minus, points_panel
-from normfree_papers.claims.translation_runs import made_up_language
 
 _METHODS: dict[str, dict[str, Any]] = {
     "layer norm": {"method": "layernorm:xavier=true", "form": "post"},  # the authors' baseline

@@ -17,7 +17,7 @@ from normfree.diagnostics.updates import measure_updates
 from normfree.models import build
 from normfree.plan import Layer
 from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
-from normfree_papers.claims.fits import chart, exponent, means
+from normfree_papers.claims.depth_curves import chart, exponent, means
 
 # Theorem 3: the update of a network
 

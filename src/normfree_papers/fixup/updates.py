@@ -14,7 +14,7 @@ from normfree.diagnostics.updates import Updates, measure_updates
 from normfree.models import build
 from normfree.report.panels import Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
-from normfree_papers.claims.fits import chart, exponent, means
+from normfree_papers.claims.depth_curves import chart, exponent, means
 
 # Equation 5: the size of an update
 

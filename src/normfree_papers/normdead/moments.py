@@ -15,7 +15,7 @@ from normfree.models import build
 from normfree.nn.normalizers import SELU, NormPropReLU
 from normfree.nn.weight_layers import SpectralNormLinear, WeightNormLinear
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect, near
-from normfree_papers.claims.fits import chart, means
+from normfree_papers.claims.depth_curves import chart, means
 from normfree_papers.normdead.float64 import generator, normal, rounding, undisturbed
 
 _DRAWS, _DEPTH, _WIDTH, _BATCH = 1_000_000, 32, 512, 256

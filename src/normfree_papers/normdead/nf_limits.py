@@ -19,7 +19,7 @@ from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import weight_kind
 from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
-from normfree_papers.claims.fits import chart, means
+from normfree_papers.claims.depth_curves import chart, means
 from normfree_papers.normdead.float64 import generator, normal, undisturbed
 from normfree_papers.normdead.nf_signal import centred, variance
 

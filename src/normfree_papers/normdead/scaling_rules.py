@@ -18,7 +18,7 @@ from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
-from normfree_papers.claims.fits import chart, means, table
+from normfree_papers.claims.depth_curves import chart, means, table
 from normfree_papers.normdead.float64 import apart, generator, normal
 
 _DEPTH, _WIDTH, _BATCH = 16, 256, 64  # of a quick run

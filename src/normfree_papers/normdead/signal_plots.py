@@ -20,7 +20,7 @@ from normfree.models import build
 from normfree.models.base import Padding
 from normfree.report.panels import Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect, near
-from normfree_papers.claims.fits import chart, factor_per_block, means, stage_starts, straight_line
+from normfree_papers.claims.depth_curves import chart, factor_per_block, means, stage_starts, straight_line
 
 _STAGES = (3, 4, 6, 3)
 _SLOPE = 1 - 1 / math.pi

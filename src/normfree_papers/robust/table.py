@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.models import build
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim, near
-from normfree_papers.claims.fits import chart, table
+from normfree_papers.claims.depth_curves import chart, table
 
 _SHORTCUTS = {
     "BatchNorm": "batchnorm_convshort",

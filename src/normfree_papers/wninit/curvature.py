@@ -14,7 +14,7 @@ from normfree.diagnostics.curvature import Curvature, top_eigenvalue
 from normfree.models import build
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
-from normfree_papers.claims.fits import table
+from normfree_papers.claims.depth_curves import table
 from normfree_papers.claims.seed_metrics import point_curve, seeds_note
 
 _HE = "PyTorch default, He directions"

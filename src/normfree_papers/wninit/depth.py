@@ -14,7 +14,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
-from normfree_papers.claims.readings import does_not_train, reading, trains
+from normfree_papers.claims.range_reasons import does_not_train, reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     CHANCE_LINE,

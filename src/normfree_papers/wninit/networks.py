@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normfree import discover
 from normfree.methods import initialize_
 from normfree.nn.weight_layers import WeightNormLinear
-from normfree_papers.claims.fits import straight_line
+from normfree_papers.claims.depth_curves import straight_line
 
 
 @dataclass(frozen=True)

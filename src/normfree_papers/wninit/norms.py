@@ -15,8 +15,8 @@ from torch import nn
 from normfree import theory
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim, expect, near, training_claim
-from normfree_papers.claims.fits import chart, decades, geometric_means, table
-from normfree_papers.claims.readings import reading, trains
+from normfree_papers.claims.depth_curves import chart, decades, geometric_means, table
+from normfree_papers.claims.range_reasons import reading, trains
 from normfree_papers.claims.seed_metrics import CHANCE, DEAD, QUICK_SETTINGS, Columns, Sweep
 from normfree_papers.wninit.networks import (
     Norms,

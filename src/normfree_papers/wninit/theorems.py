@@ -20,7 +20,7 @@ from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.weight_layers import WeightNormLinear
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, claim, expect, register
-from normfree_papers.claims.fits import chart, table
+from normfree_papers.claims.depth_curves import chart, table
 from normfree_papers.wninit.networks import feed_forward
 
 Direction = Literal["forward", "backward"]

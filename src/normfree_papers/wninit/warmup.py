@@ -14,8 +14,8 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, rows_claim, training_claim
-from normfree_papers.claims.fits import table
-from normfree_papers.claims.readings import counted_error, reading, trains
+from normfree_papers.claims.depth_curves import table
+from normfree_papers.claims.range_reasons import counted_error, reading, trains
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     QUICK_SETTINGS,

@@ -18,7 +18,7 @@ import layout_writers
 from normfree.checksums import Checksum
 from normfree.data import get, load, names, on_disk, stand_in_note
 from normfree.data.download.catalog import DATA_SETS, DataSet, Source, tar_source
-from normfree.data.download.data_files import gzipped_files, plain_files
+from normfree.data.download.file_formats import gzipped_files, plain_files
 
 
 def sha(content: bytes) -> Checksum:

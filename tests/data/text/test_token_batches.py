@@ -15,7 +15,7 @@ from normfree.data.counter_rng import epoch_order, key
 from normfree.data.text import token_batches
 from normfree.data.text.token_batches import TokenBatch, TokenBatches, padded_shapes
 from normfree.data.text.tokens import TokenPairs
-from normfree.nn.sequence import END, PAD, START
+from normfree.nn.attention import END, PAD, START
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), min_size=1, max_size=40)
 SHORT_LENGTHS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=12)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from normfree.data.counter_rng import epoch_order
 from normfree.data.text.tokens import TextBatches, TokenLines, TokenPairs, pack_lines, unpack_lines
-from normfree.nn.sequence import END, PAD, START
+from normfree.nn.attention import END, PAD, START
 
 TOKENS = st.lists(st.sampled_from([1, 4, 5, 9000, 2**31 - 1]), max_size=6)
 LINES = st.lists(TOKENS, max_size=8)

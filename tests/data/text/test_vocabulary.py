@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from normfree.data.text.vocabulary import Vocabulary
-from normfree.nn.sequence import END, PAD, START, UNKNOWN
+from normfree.nn.attention import END, PAD, START, UNKNOWN
 
 LINES = [
     f"{article} {adjective} {noun} {verb} {'über' if number % 2 else 'unter'} die {other}."

@@ -11,9 +11,9 @@ from made_up_runs import checks_that, measure
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.train import TrainConfig
 from normfree_papers.claims.claim import get
+from normfree_papers.claims.made_up_language import made_up_language
 from normfree_papers.claims.run_training import gpu_seconds
 from normfree_papers.claims.seed_metrics import Trained
-from normfree_papers.claims.translation_runs import made_up_language
 
 LAYER_NORM = "layernorm:xavier=true"
 MULTI30K, EUROPARL = "fixup/table3_multi30k", "fixup/table3_europarl"
@@ -109,7 +109,7 @@ def test_made_up_sentences_are_prepared_once_and_backwards(tmp_path: Path) -> No
 def test_processes_may_prepare_the_made_up_language_in_one_folder_at_once(tmp_path: Path) -> None:
     """The processes start together, and each writes the files that another one is about to read."""
     script = (
-        "import sys; from pathlib import Path; from normfree_papers.claims.translation_runs import made_up_language; "
+        "import sys; from pathlib import Path; from normfree_papers.claims.made_up_language import made_up_language; "
         "print('ready', flush=True); input(); print(made_up_language(Path(sys.argv[1])))"
     )
     command, pipe = [sys.executable, "-c", script, str(tmp_path)], subprocess.PIPE

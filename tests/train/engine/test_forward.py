@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normfree.methods import get, names
 from normfree.models import Network, build
-from normfree.models.registry import find_family
+from normfree.models.builder import find_family
 from normfree.nn.normalizers import NORM_TYPES, DynamicTanh
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier

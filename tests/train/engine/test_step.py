@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normfree.data.images.augment import Augmentation
 from normfree.data.images.image_set import ImageBatch, ImageBatches, Split
 from normfree.models import Network, build
-from normfree.nn.overlap import overlap_
+from normfree.nn.parallel_gradients import overlap_
 from normfree.optim import agc_parameters, clip_grad_agc_, clip_grad_norm_, param_groups
 from normfree.optim.master_weights import UpdateRule
 from normfree.train.config import TrainConfig

@@ -13,7 +13,7 @@ import normfree as nf
 from normfree.cli.verbs import run
 from normfree.conversion import convert
 from normfree.conversion.saving import save_converted
-from normfree.data.images.folder_contents import contents_digest
+from normfree.data.images.image_checksums import contents_digest
 from normfree.data.images.image_folder import read_folder
 from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import normfree as nf
 from normfree.models.transformer import Memory
+from normfree.nn.attention import END, PAD, START, UNKNOWN
 from normfree.nn.model_state import eval_mode
-from normfree.nn.sequence import END, PAD, START, UNKNOWN
 from normfree.train.text import decoding
 from normfree.train.text.decoding import _SPECIAL, Longest, _limits, beam_search, source_plus_50
 

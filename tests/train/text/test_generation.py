@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import normfree as nf
 from normfree.models.transformer import Decoder, Memory
-from normfree.nn.sequence import END, PAD, SPECIAL, START, UNKNOWN
+from normfree.nn.attention import END, PAD, SPECIAL, START, UNKNOWN
 from normfree.train.text import generation as translating
 from normfree.train.text.generation import bleu, continue_line, continue_tokens, translate, translate_tokens
 from tiny_text import tiny_text

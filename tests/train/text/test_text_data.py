@@ -17,8 +17,8 @@ from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.token_batches import TokenBatch, TokenBatches
 from normfree.data.text.tokens import TokenPairs
 from normfree.methods import names
+from normfree.nn.attention import END, PAD, START
 from normfree.nn.model_state import eval_mode
-from normfree.nn.sequence import END, PAD, START
 from normfree.train import RunFolder, RunResult, evaluate_translation, read_config
 from normfree.train.data import score, sum_scores
 from normfree.train.engine import loop as engine

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from normfree.checksums import Checksum
-from normfree.data.download.data_files import (
+from normfree.data.download.file_formats import (
     gzipped_files,
     join,
     plain_files,

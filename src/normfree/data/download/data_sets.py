@@ -13,7 +13,7 @@ import torch
 
 from normfree.checksums import Checksum
 from normfree.data.download.catalog import DATA_SETS, FASHION_CLASSES, DataSet, Layout, Source
-from normfree.data.download.data_files import Progress, fetch
+from normfree.data.download.file_formats import Progress, fetch
 from normfree.data.images.image_set import ImageSet, Split, image_set
 from normfree.files import explain_os_errors, write_bytes
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from normfree.checksums import require_regular
 from normfree.data.counter_rng import Purpose, below, epoch_order, extend, sample_keys, uniform
-from normfree.data.download.data_files import require_pillow
+from normfree.data.download.file_formats import require_pillow
 from normfree.data.images.augment import (
     Augmentation,
     augment_and_normalize,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normfree.data.counter_rng import Purpose, epoch_order, key
 from normfree.data.text.tokens import TokenLines, TokenPairs
-from normfree.nn.sequence import END, PAD, START
+from normfree.nn.attention import END, PAD, START
 
 SHAPES, PADDING = 24, 0.095
 _GRID = 320  # different lengths; longer sentences are rounded up to a coarser grid

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normfree.data.counter_rng import epoch_order
 from normfree.data.images.image_set import check_ranks
-from normfree.nn.sequence import END, PAD, START
+from normfree.nn.attention import END, PAD, START
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: the equality of tensors is not one truth value

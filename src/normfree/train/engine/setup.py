@@ -16,11 +16,11 @@ from normfree.data import ImageSet
 from normfree.errors import require_package
 from normfree.models import BaseModel
 from normfree.models.base import every_module
-from normfree.models.registry import is_foreign
+from normfree.models.builder import is_foreign
 from normfree.nn.devices import LARGE, device_of, explained_shortage, require_memory, require_room_for_activations
 from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
-from normfree.nn.overlap import overlap_
+from normfree.nn.parallel_gradients import overlap_
 from normfree.nn.residual import reset_precision_
 from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan, kept_plan

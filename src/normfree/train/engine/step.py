@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.data.images.image_set import ImageBatch
-from normfree.nn.overlap import overlapping
+from normfree.nn.parallel_gradients import overlapping
 from normfree.nn.scalars import with_dimension
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights, UpdateRule

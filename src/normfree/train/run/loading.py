@@ -26,12 +26,12 @@ from normfree.conversion.saving import (
 from normfree.data.text.prepared_folder import VOCABULARY
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.models import build, find_family
-from normfree.models.registry import is_foreign
+from normfree.models.builder import is_foreign
 from normfree.models.third_party import require_trusted
 from normfree.models.weight_files import SizeLimit
+from normfree.nn.attention import random_words
 from normfree.nn.devices import device_of
 from normfree.nn.scalars import with_dimension
-from normfree.nn.sequence import random_words
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import FOLDER, explained_worker_end, is_text, open_data, score
 from normfree.train.engine.environment import Processes

@@ -42,7 +42,7 @@ from normfree.train.run.run_page import (
     training_panels,
     with_state,
 )
-from normfree.train.settings import parse_toml
+from normfree.train.setting_fields import parse_toml
 
 CONFIG, METRICS, RESULT, PROGRESS, LOCK = "config.toml", "metrics.jsonl", "result.json", "progress.json", "lock"
 _END = 1 << 16  # bytes at the end of the metrics in which the last record is looked for; a record has a few hundred

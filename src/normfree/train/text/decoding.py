@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from normfree.models.transformer import DecoderCache, Transformer
+from normfree.nn.attention import END, PAD, START
 from normfree.nn.model_state import eval_mode
-from normfree.nn.sequence import END, PAD, START
 
 Longest = int | Callable[[int], int]
 """The most tokens of a translation, not counting END: a number, or a function of the length of the source."""

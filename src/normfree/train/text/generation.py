@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.errors import missing_package
 from normfree.models.transformer import Decoder, Transformer
+from normfree.nn.attention import END, PAD, START, UNKNOWN
 from normfree.nn.model_state import eval_mode
-from normfree.nn.sequence import END, PAD, START, UNKNOWN
 from normfree.train.text.decoding import Longest, beam_search, source_plus_50
 
 

@@ -24,8 +24,8 @@ from normfree.files import explain_os_errors, write_bytes
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.transformer import Transformer
+from normfree.nn.attention import PAD
 from normfree.nn.model_state import eval_mode
-from normfree.nn.sequence import PAD
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.data import PAIRS, TEXT

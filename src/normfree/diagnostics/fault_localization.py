@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
 from normfree.diagnostics.graph_nodes import walk
-from normfree.diagnostics.input_output import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
+from normfree.diagnostics.input_and_loss import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
 from normfree.diagnostics.invariants import Trace, first_difference, trace
 from normfree.diagnostics.signals import CONSTANT, Fact, Gain, Signal
 from normfree.graph.observer import FunctionCall, Observer

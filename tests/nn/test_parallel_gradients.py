@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.models import build
-from normfree.nn.overlap import OverlappedConv2d, overlap_, overlapping
+from normfree.nn.parallel_gradients import OverlappedConv2d, overlap_, overlapping
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normfree.nn.attention import Attention, KeyValueCache, TokenEmbedding, sinusoids
 from normfree.nn.scalars import ScalarBias
-from normfree.nn.sequence import Attention, KeyValueCache, TokenEmbedding, sinusoids
 
 
 @pytest.mark.parametrize("width", [6, 7])

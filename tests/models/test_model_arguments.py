@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normfree.models.named_models import build_by_name, random_inputs, read_batch, reads_tokens, to_device
+from normfree.models.model_arguments import build_by_name, random_inputs, read_batch, reads_tokens, to_device
 
 
 @pytest.mark.parametrize(

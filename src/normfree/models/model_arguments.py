@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.methods import Batch
 from normfree.models import build, find_family
-from normfree.models.registry import is_foreign
+from normfree.models.builder import is_foreign
 from normfree.models.third_party import call_factory, create_model, import_object
 from normfree.models.weight_files import load_weights
+from normfree.nn.attention import random_words
 from normfree.nn.devices import require_memory
-from normfree.nn.sequence import random_words
 
 FOREIGN_IMAGE = (3, 224, 224)
 

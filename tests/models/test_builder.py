@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from normfree.methods import get, initialize_, names
 from normfree.models import build, catalog
-from normfree.models.registry import find_family
+from normfree.models.builder import find_family
 
 # The deepest example is built in test_deep_networks.py.
 EXAMPLES = [example for family in catalog() for example in family.examples if example != "wrn-10000-1"]

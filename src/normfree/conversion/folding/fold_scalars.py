@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
 from normfree.conversion.folding.module_flow import LayerArrays, MarkedModel, ModuleFlow, base_class, cannot_fold_into
-from normfree.conversion.folding.units import FoldStep, StepKind, solve_factors_, solve_shifts_
+from normfree.conversion.folding.scale_solver import FoldStep, StepKind, solve_factors_, solve_shifts_
 from normfree.graph.observer import ADDITIONS, SPLITS, VIEWS
 from normfree.nn.normalizers import ChannelAffine, NormPropReLU
 from normfree.nn.residual import Residual, SubsamplePad

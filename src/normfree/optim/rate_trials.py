@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.curvature import top_eigenvalue
-from normfree.diagnostics.input_output import cross_entropy, own_loss
+from normfree.diagnostics.input_and_loss import cross_entropy, own_loss
 from normfree.diagnostics.propagation import Loss
 from normfree.nn.model_state import call_arguments
 from normfree.nn.sharding import is_sharded

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normfree.train.settings import coerce, field_types, parse_changes, to_toml
+from normfree.train.setting_fields import coerce, field_types, parse_changes, to_toml
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.conversion import convert
-from normfree.conversion.folding.inference import fold_
+from normfree.conversion.folding.fold_scalars import fold_
 from normfree.methods import get, names
 from normfree.models import build
-from normfree.models.registry import find_family
+from normfree.models.builder import find_family
 from normfree.models.third_party import create_model
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier, ScaledModule, add_scalar_

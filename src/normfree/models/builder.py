@@ -13,8 +13,8 @@ from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
 from normfree.methods.method import RESIDUAL_SUMS
 from normfree.models.base import ModelConfig, Network, Padding
 from normfree.models.families import Family, find_family
+from normfree.nn.attention import SPECIAL, VOCABULARY
 from normfree.nn.devices import require_memory
-from normfree.nn.sequence import SPECIAL, VOCABULARY
 
 CLASSES = 10
 DROPOUT = 0.1  # the defaults of `build`

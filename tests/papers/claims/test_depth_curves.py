@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from normfree_papers.claims.fits import (
+from normfree_papers.claims.depth_curves import (
     chart,
     decades,
     exponent,
