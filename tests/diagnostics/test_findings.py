@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from normfree.diagnostics import diagnose
-from normfree.diagnostics.findings import FINDINGS
+from normfree.diagnostics.findings import FINDINGS, finding
 
 TEXT = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
 SECTION = TEXT.partition("## One example per finding")[2].partition("\n## ")[0]
@@ -64,3 +64,9 @@ def test_table_has_every_finding_with_its_severity_and_limit() -> None:
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", section, flags=re.MULTILINE)[1:]
     known = [(row.status, row.limit) for row in FINDINGS.values() if row.word != "{change}"]
     assert [(severity, limit) for _, severity, limit in rows if severity != "---"] == known
+
+
+def test_fault_of_a_parameter_of_the_model_itself_names_the_model() -> None:
+    found = finding("zero weights", "")
+    assert str(found).startswith("zero weights")
+    assert "look at the model: " in found.remedy

@@ -82,5 +82,6 @@ def finding(word: str, place: str, /, status: SignalStatus | None = None, **valu
     """
     row = FINDINGS[word]
     filled = {key: _written(key, value) for key, value in values.items()}
-    cause, text, remedy = (part.format(place=place, **filled) for part in (row.word, row.text, row.remedy))
+    filled["place"] = place or "the model"
+    cause, text, remedy = (part.format(**filled) for part in (row.word, row.text, row.remedy))
     return Finding(cause, place, status or row.status, text, remedy)
