@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree import theory
-from normfree.diagnostics import gradient_bounds, updates
+from normfree.diagnostics import homogeneity_bounds, updates
 from normfree.diagnostics.curvature import Hessian
 from normfree.methods import Law, Method
 from normfree.methods.initialize import InitContext
@@ -385,7 +385,7 @@ MUTANTS: dict[str, Mutant] = {
     "block_bound_by_root": Mutant(
         "the bound of fixup's Theorem 1 divides by the root of the norm",
         _instead(
-            gradient_bounds, "_block_bound", lambda true: lambda name, norms, *rest: true(name, norms.sqrt(), *rest)
+            homogeneity_bounds, "_block_bound", lambda true: lambda name, norms, *rest: true(name, norms.sqrt(), *rest)
         ),
     ),
     "update_squared": Mutant(

@@ -35,9 +35,9 @@ _BASE: dict[str, Any] = {
     "schedule": "constant",
     "seed": 4,
 }
-_SIZES: dict[str, dict[str, Any]] = {  # of the batches of text
-    "transformer-": {"batch_size": 56},
-    "decoder-": {"batch_size": 6, "block": 8},
+_ON_TEXT: dict[str, dict[str, Any]] = {  # text has validation data of its own
+    "transformer-": {"batch_size": 56, "validation": 0.0},
+    "decoder-": {"batch_size": 6, "block": 8, "validation": 0.0},
 }
 _TRIED_ON = {"method": "he_in", "model": SMALL_MODELS["mlp-"]}
 
@@ -106,8 +106,8 @@ def settings_of(family: str) -> dict[str, Any]:
                 f"expected a setting, or a method and a small model, got the family '{family}'; use families_of"
             )
         settings = {**_BASE, "method": method, "model": model, "form": form[0] or None}
-    sizes = next((found for start, found in _SIZES.items() if settings["model"].startswith(start)), {})
-    return {**settings, **sizes}
+    on_text = next((found for start, found in _ON_TEXT.items() if settings["model"].startswith(start)), {})
+    return {**settings, **on_text}
 
 
 def _figures(family: str, device: torch.device, precision: str) -> list[float]:

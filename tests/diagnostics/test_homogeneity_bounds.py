@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.diagnostics.gradient_bounds import Bounds, check_homogeneous, gradient_bounds, homogeneous_sets
+from normfree.diagnostics.homogeneity_bounds import Bounds, check_homogeneous, gradient_bounds, homogeneous_sets
 from normfree.models import build
 
 
