@@ -1,4 +1,4 @@
-"""Run a model forward and backward to see what it returns and which parameters learn, and count these passes."""
+"""Forward and backward passes of a model: what it returns, which parameters learn, and what the passes cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import quoted
+from normfree.conversion.message_text import quoted
 from normfree.graph.flow import tensors_of
 from normfree.nn.model_state import eval_pass, preserve_model_state, run_on_copy, small_copy, substitute_tensors
 from normfree.plan import ResidualPlan
@@ -29,7 +29,7 @@ class MethodError(ValueError):
     """This method cannot convert the model; another method might.
 
     Attributes:
-        found_by: How the obstacle was found. A trial of another method looks for it in the same way.
+        found_by: How the obstacle was found. An attempt with another method looks for it in the same way.
     """
 
     def __init__(self, message: str, found_by: FoundBy = "rules") -> None:
@@ -37,8 +37,8 @@ class MethodError(ValueError):
         self.found_by = found_by
 
 
-class TrialSucceeded(Exception):  # noqa: N818  (no error: it makes `restored_on_error` undo a trial that succeeded)
-    """Ends a trial that succeeded, so that the model is restored."""
+class AttemptSucceeded(Exception):  # noqa: N818  (no error: it makes `restored_on_error` undo an attempt)
+    """Ends an attempt that succeeded, so that the model is restored."""
 
 
 class ForwardPass:
@@ -46,9 +46,8 @@ class ForwardPass:
 
     Attributes:
         outputs: The floating-point outputs, without their graph.
-        returns_loss: Whether one of several outputs is a loss: a single number that depends on every parameter on which
-            any output depends. Gradients then start at this number only, since the loss may leave out a part of the
-            other outputs.
+        returns_loss: Whether one of several outputs is a loss: a single number that depends on every parameter that
+            any output depends on. Gradients then start at the loss alone, because it may not use all other outputs.
     """
 
     def __init__(
@@ -101,10 +100,10 @@ class ForwardPass:
 class Passes:
     """Runs a model on its example, and counts the cost in forward passes; a backward pass costs two.
 
-    Checks that would cost more than the limit are left out, and a note or the refusal says so.
+    A check that would exceed `limit` is left out, and a note or the error says so.
 
     Attributes:
-        small: The example; of a batch of images, two.
+        small: The example; of a batch of images, the first two.
         heads: The names of the weights of output layers.
         spent: The cost so far.
     """

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.conversion import convert
-from normfree.conversion.folding.fold_scalars import fold_
+from normfree.conversion.folding.inference_folding import fold_
 from normfree.methods import get, names
 from normfree.models import build
 from normfree.models.builder import find_family
@@ -328,6 +328,6 @@ def test_failed_fold_changes_nothing() -> None:
 
 def test_plan_of_a_folded_model_has_the_same_branches() -> None:
     model = build("resnet8", "fixup").eval()
-    depths = [branch.depth for branch in model.plan.branches]
+    depths = [branch.degree for branch in model.plan.branches]
     fold_(model)
-    assert [branch.depth for branch in model.plan.branches] == depths
+    assert [branch.degree for branch in model.plan.branches] == depths

@@ -72,7 +72,7 @@ def test_degree_is_the_power_by_which_the_branch_grows_with_its_weights(kind: ty
     model = kind().double()
     x = torch.randn(2, 3, 8, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     (branch,) = discover(model, x).branches
-    assert branch.depth == m
+    assert branch.degree == m
     with torch.no_grad():
         before = model.branch(x).norm()
         for parameter in model.parameters():
@@ -158,7 +158,7 @@ class InnerSkip(Body):
 )
 def test_degree_follows_the_rule(kind: type[Body], m: int) -> None:
     plan = discover(kind(), torch.zeros(2, 3, 8))
-    assert plan.branches[-1].depth == m
+    assert plan.branches[-1].degree == m
     assert plan.branches[-1].name == plan.branches[-1].home + ("#2" if kind is InnerSkip else "")
 
 

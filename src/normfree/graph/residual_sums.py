@@ -1,10 +1,10 @@
-"""Find the residual sums of a flow: the sums whose two operands meet again at a latest common ancestor.
+"""Find the residual sums of a flow: the sums whose two operands have a latest common ancestor.
 
-Each comes with its degree m in the weights of its branch, which Fixup's exponent needs. One rule gives it, whether
-projections are fused or not: a weight layer adds 1; a product of signals (matrix product, gate, attention) adds their
-degrees; a sum or concatenation takes the largest; a bounded factor (a sigmoid, as in squeeze and excitation) adds
-nothing; every other step, softmax included, passes its degree on. So two layers in a row have degree 2, attention
-(query · key · value, then the output) 4, a gated feed-forward 3.
+Fixup's exponent needs m, the degree of a branch in its weights. One rule gives it, whether projections are fused or
+not: a weight layer adds 1; a product of signals (matrix product, gate, attention) has the sum of its factors' degrees;
+a sum or concatenation takes the largest; a bounded factor (a sigmoid, as in squeeze and excitation) adds 0; every other
+step, softmax included, keeps the degree. So two layers in a row have degree 2, attention (query · key · value, then the
+output) 4, a gated feed-forward 3.
 
 Some sums have two operands with a common ancestor and are not residual: those of a loss, of heads, and of parallel
 layers (`NonResidualSums`).
@@ -28,7 +28,7 @@ class ResidualSum:
 
     Attributes:
         node: The addition.
-        ancestor: The node where branch and shortcut part.
+        ancestor: The node at which branch and shortcut start.
         branch: The weight layers of the branch.
         shortcut: The weight layers of the shortcut.
         kind: The class of the shortcut.
@@ -58,9 +58,9 @@ class ResidualSum:
 def residual_sums(flow: Sequence[Node], excluded: NonResidualSums, heads: Collection[Node] = ()) -> list[ResidualSum]:
     """The residual sums of a flow, in the order they ran.
 
-    An inner sum claims its layers first, so that an outer skip connection lists only the remaining ones. A skip
-    connection around whole blocks, x + blocks(x), has no layers left, but the signal still grows there. Parallel layers
-    that are added to one shortcut together form one branch.
+    An inner sum claims its layers first, so that a longer skip connection lists only the remaining ones. An outer skip,
+    x + blocks(x), has no layers left, but the signal still grows there. Parallel layers that are added to one shortcut
+    form one branch.
 
     Args:
         flow: The nodes in the order they ran.
@@ -110,7 +110,7 @@ def _residual_sum(
     if own and own == gates:
         return None  # the signal is modulated, nothing is added to it
     ends = _ends(end, ancestor, side, own)
-    behind = _walk_back(end, inside, stops=own) - own
+    after = _walk_back(end, inside, stops=own) - own
     return ResidualSum(
         node,
         ancestor,
@@ -124,15 +124,16 @@ def _residual_sum(
         covered=frozenset(layer for layer, covered in ends.items() if covered),
         gates=frozenset(gates),
         # In x + a · (f(x) - x), a multiplies the shortcut, too; the branch of that sum has no layers of its own.
-        scales=tuple(dict.fromkeys(n.scale for n in sorted(behind, key=lambda n: n.index) if n.scale and own)),
+        scales=tuple(dict.fromkeys(n.scale for n in sorted(after, key=lambda n: n.index) if n.scale and own)),
     )
 
 
 def _layers(node: Node, ancestor: Node, side: Sequence[Node], claimed: set[Node]) -> list[Node]:
     """The weight layers of a side, in order.
 
-    A layer that does not read the ancestor belongs to the side only if nothing else reads it. So the keys of a memory
-    belong to their attention; a time embedding, which gates all blocks, belongs to none.
+    A layer that does not depend on the ancestor belongs to the side only if its output is used nowhere else. So the
+    layer that makes keys from a memory belongs to its attention; a time embedding, which gates all blocks, belongs to
+    no branch.
     """
     inside = {*side, node}
     reading = {ancestor}
