@@ -21,9 +21,10 @@ from normfree.models import supports
 from normfree.nn.attention import SPECIAL
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
-from normfree.train.data import score
-from normfree.train.engine.environment import Processes, seeded_generators
+from normfree.train.engine.distributed import Processes
+from normfree.train.engine.scoring import score
 from normfree.train.engine.setup import prepare_training
+from normfree.train.engine.torch_runtime import seeded_generators
 from normfree_papers.claims.canary import SMALL_MODELS, TRIED, Figures, Record, families_of, spelled, tolerance
 
 _BASE: dict[str, Any] = {

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from normfree.comparison.run_engine import Reports, RunEngine, summarize_reports
-from normfree.comparison.sweep import RunTask, train_runs
+from normfree.comparison.compare_runs import RunTask, train_runs
+from normfree.comparison.run_executor import Reports, RunExecutor, summarize_reports
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
 from normfree.methods.method import Form
 from normfree.models import build
@@ -22,8 +22,8 @@ from normfree.nn.devices import device_of
 from normfree.provenance import commit
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
-from normfree.train.data import is_text
-from normfree.train.engine.stages import count_stage_layers
+from normfree.train.data_sources import is_text
+from normfree.train.engine.kernel_stages import count_stage_layers
 from normfree_papers.claims.canary_training import record_of
 
 # Measured on one H200: operations per second of a wide network; of a narrow one, seconds per step and layer and per
@@ -45,7 +45,7 @@ def train_and_keep(
     work: Path,
     kept: Callable[[TrainConfig], Path],
     *,
-    engine: RunEngine,
+    engine: RunExecutor,
     report: Callable[[int, int, str], None],
 ) -> int | None:
     """Train runs, and copy the files of each that ends.

@@ -20,11 +20,11 @@ from normfree.data import ImageSet
 from normfree.files import explain_os_errors
 from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
-from normfree.train.data import UntilSignal
-from normfree.train.engine.environment import LaunchQueue, Throughput
-from normfree.train.engine.inputs import EvalBatches
-from normfree.train.engine.live import Live, ShowProgress
+from normfree.train.engine.data_interface import EvalBatches
+from normfree.train.engine.run_display import Live, ShowProgress, Throughput
+from normfree.train.engine.scoring import UntilSignal
 from normfree.train.engine.setup import TrainSetup, open_run
+from normfree.train.engine.torch_runtime import LaunchQueue
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunResult, RunStatus, Score, Snapshot
 from normfree.train.run.run_folder import RunFolder

@@ -25,21 +25,16 @@ from normfree.nn.residual import reset_precision_
 from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
-from normfree.train.data import AS_BUILT, as_data, explained_worker_end, mean_score, open_data, sum_scores
-from normfree.train.engine.environment import (
-    Processes,
-    Stop,
-    StopRequestedError,
-    collector_paused,
-    join_processes,
-    objects_frozen,
-    seeded_generators,
-    torch_settings,
-)
+from normfree.train.data_sources import as_data, open_data
+from normfree.train.engine.data_interface import Data
+from normfree.train.engine.distributed import Processes, join_processes
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data
-from normfree.train.engine.stages import Stage, prepare_stages
+from normfree.train.engine.kernel_stages import Stage, prepare_stages
+from normfree.train.engine.scoring import mean_score, sum_scores
 from normfree.train.engine.step import TrainStep
+from normfree.train.engine.stop_signals import Stop, StopRequestedError
+from normfree.train.engine.torch_runtime import collector_paused, objects_frozen, seeded_generators, torch_settings
+from normfree.train.image_data import AS_BUILT, explained_worker_end
 from normfree.train.run.result import Score
 from normfree.train.run.run_folder import RunFolder
 

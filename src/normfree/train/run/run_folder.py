@@ -44,7 +44,7 @@ from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunStatus
-from normfree.train.run.run_list import CONFIG, METRICS, RESULT, read_lines, read_result
+from normfree.train.run.run_records import CONFIG, METRICS, RESULT, read_lines, read_result
 
 _log = logging.getLogger("normfree.train")
 
