@@ -93,7 +93,7 @@ def test_processes_share_the_images_that_are_scored() -> None:
 
 def test_folder_is_parted_like_a_set(folder: FolderImages) -> None:
     found = inputs(folder, validation=0.2, batch_size=8)
-    assert (found.per_step, found.feed.steps) == (8, 1)
+    assert (found.items_per_step, found.feed.steps) == (8, 1)
     assert len(pictures(found.validation)) == 2
     assert len(pictures(found.test)) == 4
     assert [len(pictures(inputs(folder, rank, 8).test)) for rank in range(8)] == [1, 1, 1, 1, 0, 0, 0, 0]

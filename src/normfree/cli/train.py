@@ -97,8 +97,8 @@ def train_model(
     """Train a network on images or text, and test it at the end.
 
     The exit status is 0 for a finished run, 2 after an error, 3 for a diverged run, 130 after ctrl-C and 143 after
-    SIGTERM. Continue an interrupted run with --resume. A job of SLURM that gets SIGUSR1 saves its run and is queued
-    again; then the same command with --out continues.
+    SIGTERM. Continue an interrupted run with --resume. In a job of SLURM that gets SIGUSR1, a run saves its state; with
+    --out or --resume the job is queued again, and the run continues.
 
     For example: normfree train fashion --lr 0.05 --set batch_size=64;
     or: normfree train translation --source train.de --target train.en
@@ -321,8 +321,8 @@ def _print_dry_run(config: TrainConfig, out: Path | None, *, overwrite: bool, as
     kept = config.keep_last + config.keep_best
     lines = {
         "parameters": f"{found.parameters:,}",
-        "steps": f"{found.steps:,}: {found.epochs} epochs of {found.epoch_steps:,}, with {found.per_step:,.0f} "
-        f"{found.unit} each",
+        "steps": f"{found.steps:,}: {found.epochs} epochs of {found.steps_per_epoch:,}, with "
+        f"{found.items_per_step:,.0f} {found.unit} each",
         "device": f"{found.device}, {found.precision}{', compiled' if found.compiled else ''}",
         "memory": f"{_gib(found.memory)} at the peak of {found.measured} measured steps{free}",
         "disk": f"{found.checkpoint / 1e6:,.1f} MB per checkpoint; at most {kept} are kept",

@@ -68,12 +68,12 @@ def compare(
             new one of this machine; or 'ray://HOST:PORT'. A run whose node is lost continues on another one.
         cpus_per_run: CPU cores of each run on a cluster, and threads of torch; by default 1.
         gpus_per_run: GPUs of each run on a cluster, or a share of one such as 0.25; by default 1 if the device of
-            `base` is a GPU, else 0.
+            `base` is 'cuda', else 0: 'auto' does not ask for GPUs, which the cluster may lack.
         progress: Called with the number of runs that ended, the number of all runs, and a string on the time left and
             the runs in progress.
 
     Returns:
-        The comparison. After a signal its `signal` is set, and runs are missing.
+        The comparison. After a Unix signal its `signal` is set, and runs are missing.
 
     Raises:
         ValueError: before any training, if a list is empty, `jobs` is below 1, a name is unknown, a model does not
@@ -87,7 +87,7 @@ def compare(
         if not values:
             raise ValueError(f"expected at least one {kind}, got none; name one")
     resources = {"cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run}
-    engine = choose_executor(on, shared=out, jobs=jobs, device=base.device, **resources)
+    executor = choose_executor(on, shared=out, jobs=jobs, device=base.device, **resources)
     data = open_data(base)
     if len(rates) > 1:
         _require_validation(base, data)
@@ -105,7 +105,7 @@ def compare(
         out.mkdir(parents=True, exist_ok=True)
     place = out if on == LOCAL else out.absolute()
     tasks = [RunTask(config, place / folder_name(config)) for config in configs]
-    runs, signal = _train_missing(tasks, depths, engine, progress)
+    runs, signal = _train_missing(tasks, depths, executor, progress)
     order = {task.folder.name: number for number, task in enumerate(tasks)}
     settings = {key: value for key, value in asdict(base).items() if key not in {*VARIED, *NOT_IN_FINGERPRINT}}
     return Comparison(
@@ -156,7 +156,7 @@ def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Seque
 
 
 def _train_missing(
-    tasks: Sequence[RunTask], depths: dict[str, int], engine: RunExecutor, progress: ProgressCallback | None
+    tasks: Sequence[RunTask], depths: dict[str, int], executor: RunExecutor, progress: ProgressCallback | None
 ) -> tuple[list[ComparedRun], int | None]:
     """Train the runs that have not ended yet; return all that have, and the signal that stopped the others."""
     for task in tasks:
@@ -182,7 +182,7 @@ def _train_missing(
     names = [f"{config.method}, {config.model}, lr {config.lr:g}" for config, _ in missing]
     numbers = {task: number for number, task in enumerate(missing)}
     show()
-    return runs, train_runs(missing, add, engine=engine, on_report=show_reports)
+    return runs, train_runs(missing, add, executor=executor, on_report=show_reports)
 
 
 def _require_same_method(task: RunTask) -> None:
@@ -281,28 +281,28 @@ def train_runs(
     tasks: Sequence[T],
     on_result: Callable[[T, dict[str, Any]], None],
     *,
-    engine: RunExecutor,
+    executor: RunExecutor,
     on_report: Callable[[Reports], None],
     function: Callable[..., dict[str, Any]] | None = None,
 ) -> int | None:
-    """Train runs on an engine, and pass the result of each that ends to `on_result`.
+    """Train runs by an executor, and pass the result of each that ends to `on_result`.
 
     Args:
         tasks: The runs.
         on_result: Called with a task and its result.
-        engine: Where the runs are trained.
+        executor: Where the runs are trained.
         on_report: Called with the latest reports of the running tasks.
         function: Trains one run; its result has a status, and the signal of a run that was interrupted. By default
-            `train_run`, with the patience of the engine.
+            `train_run`, which waits for a locked folder as long as the executor says.
 
     Returns:
         The signal that stopped the training, or None.
     """
     signal = None
-    function = function or partial(train_run, lock_seconds=engine.lock_seconds)
+    function = function or partial(train_run, lock_seconds=executor.lock_seconds)
     with Stop() as stop:
         try:
-            for number, result in engine.run_tasks(function, tasks, stop=stop, on_report=on_report):
+            for number, result in executor.run_tasks(function, tasks, stop=stop, on_report=on_report):
                 if result["status"] == "interrupted":
                     signal = result["signal"]  # another worker may still end its run
                 else:

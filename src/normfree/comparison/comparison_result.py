@@ -97,7 +97,7 @@ class Comparison:
         seeds: The seeds.
         chance: The accuracy of random guessing.
         linear_accuracy: Accuracy of a linear classifier on the same data, if known.
-        signal: The signal that stopped the comparison early, in which case runs are missing; else None.
+        signal: The number of the Unix signal that stopped the comparison early, so that runs are missing; else None.
     """
 
     runs: tuple[ComparedRun, ...]

@@ -37,7 +37,7 @@ _OLD_PROOF = 3600.0  # seconds after which the proof of a killed driver is remov
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A Ray cluster as an engine of runs.
+    """Executes runs on a Ray cluster.
 
     Attributes:
         address: 'ray://HOST:PORT', or '' for the cluster that Ray finds by RAY_ADDRESS or on this machine. If there is

@@ -1,8 +1,8 @@
 """Where training runs are executed: in processes of this machine, or on a Ray cluster.
 
-`compare`, `reproduce` and `tune` hand their runs to an engine and read the results as they come. Both engines keep the
-same promises: a task runs on one worker at a time, its result comes once, a signal lets every task save its state, and
-no process is left at the end.
+`compare`, `reproduce` and `tune` hand their runs to an executor and read the results as they come. Both executors keep
+the same promises: a task runs on one worker at a time, its result comes once, a signal lets every task save its state,
+and no process is left at the end.
 
 The processes of this machine are not those of `concurrent.futures`, for three reasons. Its process pool gives no access
 to its processes, so a signal could not reach their tasks. It reports a broken pool without the exit status of the
@@ -71,7 +71,8 @@ class RunExecutor(Protocol):
 class LocalProcesses:
     """Processes of this machine, with one torch thread each; one job runs in this process, with all threads.
 
-    A killed process is an error, because the usual reason is a lack of memory, which it would meet again.
+    The task of a killed process is not tried again: the usual reason is a lack of memory, which a second try would
+    meet too.
     """
 
     jobs: int = 1
@@ -98,7 +99,7 @@ def choose_executor(
     gpus_per_run: float | None = None,
     device: str = "auto",
 ) -> RunExecutor:
-    """Return the engine that `--on` names; nothing is started or imported yet.
+    """Return the executor that `--on` names; nothing is started or imported yet.
 
     Args:
         on: 'local', 'ray' for the cluster that Ray finds (or one of this machine, which it then starts), or
@@ -106,12 +107,13 @@ def choose_executor(
         shared: The folder of the runs, which all nodes of a cluster must see under this path.
         jobs: Runs at a time on this machine; a cluster runs as many as its resources allow.
         cpus_per_run: CPU cores of a run on a cluster; by default 1.
-        gpus_per_run: GPUs of a run on a cluster, or a share of one; by default 1 if `device` is a GPU, else 0.
+        gpus_per_run: GPUs of a run on a cluster, or a share of one; by default 1 if `device` is 'cuda', else 0:
+            'auto' does not ask for GPUs, which the cluster may lack.
         device: The device that the runs ask for.
 
     Raises:
-        ValueError: if the name is unknown, a number is out of range, an option does not belong to the engine, or Ray is
-            not installed.
+        ValueError: if the name is unknown, a number is out of range, an option does not belong to the executor, or
+            Ray is not installed.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"expected at least 1 job, got {jobs}")

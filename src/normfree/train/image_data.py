@@ -1,7 +1,6 @@
-"""The data of a run: open it by name; images in memory, or in a folder from which they are read as they are needed;
-and the score of a model over its batches.
+"""Images as the data of a run: in memory, or in a folder from which they are read as they are needed.
 
-Text is in `train/text/`, which is imported only for text. `Data` in `train/engine/data_interface.py` is the base of both.
+Text is in `train/text/text_data.py`. `Data` in `train/engine/data_interface.py` is the base of both.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ class ImageData(Data):
             validation=scored(held_out) if held_out else None,
             test=scored(self.test),
             unit=self.unit,
-            per_step=config.batch_size,
+            items_per_step=config.batch_size,
             loss=image_loss,
             sums=image_sums,
         )

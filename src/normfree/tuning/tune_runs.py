@@ -54,7 +54,8 @@ def tune(
 
     Each trial is a run in a folder of `out`. The same call continues a search; a trial that was interrupted continues
     from its checkpoint. Several processes, on several machines, may call it with the same `out`: they share the trials
-    until there are `trials` in all. A trial that diverges counts as an accuracy of 0, or an infinite loss.
+    until there are `trials` in all. For the sampler, a trial that
+    diverges counts as an accuracy of 0, or an infinite loss; its `score` is None.
 
     Args:
         config: The settings that all trials share; its seed is also that of the sampler.
@@ -72,7 +73,7 @@ def tune(
         progress: Called with the trials that ended, the number of all trials, and a string on those in progress.
 
     Returns:
-        The trials. After a signal its `signal` is set.
+        The trials. After a Unix signal its `signal` is set.
 
     Raises:
         ValueError: before any training, if a setting, a range or a name is wrong, the data has no validation part, or
@@ -89,7 +90,7 @@ def tune(
     if config.epochs < 1:
         raise ValueError(f"expected at least 1 epoch to score trials by, got {config.epochs}")
     out = Path(out)
-    engine = choose_executor(
+    executor = choose_executor(
         on, shared=out, jobs=jobs, cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run, device=config.device
     )
     if (missing := open_data(config).missing_validation(config)) is not None:
@@ -120,7 +121,7 @@ def tune(
 
     show()
     slots = [settings] * (trials - done)
-    signal = train_runs(slots, add, engine=engine, on_report=show_reports, function=run_trial)
+    signal = train_runs(slots, add, executor=executor, on_report=show_reports, function=run_trial)
     return collect(settings, signal)
 
 

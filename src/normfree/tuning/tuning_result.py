@@ -20,7 +20,8 @@ class TunedTrial:
         number: Its number, from 0.
         values: The searched settings by name; a choice as it is written after `--set NAME=`.
         status: 'finished', 'pruned', 'diverged', 'refused' if its settings exclude each other, or 'unfinished'.
-        score: The validation score of its last epoch; None without one. A diverged trial has none.
+        score: The validation score of its last epoch; None without one. A diverged trial has None here, although the
+            sampler counts it as an accuracy of 0 or an infinite loss.
         scores: The validation score after each epoch.
         test: Test accuracy of a finished trial. It plays no part in the choice.
         seconds: Training time; None if it is not known.
@@ -49,7 +50,7 @@ class Tuning:
         metric: The validation score that was compared, 'accuracy' or 'loss'.
         total: The number of trials that were asked for.
         settings: The settings that all trials share.
-        signal: The signal that stopped the search early; else None.
+        signal: The number of the Unix signal that stopped the search early; else None.
     """
 
     trials: tuple[TunedTrial, ...]

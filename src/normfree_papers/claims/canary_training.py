@@ -124,7 +124,7 @@ def _figures(family: str, device: torch.device, precision: str) -> list[float]:
         seeded_generators(device) as seed_generators,
         prepare_training(config, data=data, device=device, **options) as setup,
     ):
-        step, steps = setup.step, setup.epoch_steps
+        step, steps = setup.step, setup.steps_per_epoch
         initial = {name: value.clone() for name, value in step.masters.named(step.masters.values).items()}
         for epoch in range(config.epochs):
             step.start_epoch(epoch, setup.lr_factors(epoch))

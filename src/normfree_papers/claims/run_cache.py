@@ -213,8 +213,8 @@ class RunCache:
         here = {name: config.with_changes(**self._place) for name, config in wanted.items()}
         report = self._progress or (lambda done, total, what: None)
         work = self.work if self._engine["on"] == "local" else self.work.absolute()
-        engine = choose_executor(**self._engine, shared=work)
-        signal = train_and_keep(here, work, self._index.new_folder, engine=engine, report=report)
+        executor = choose_executor(**self._engine, shared=work)
+        signal = train_and_keep(here, work, self._index.new_folder, executor=executor, report=report)
         if signal is not None:
             raise StoppedError(signal)
 

@@ -45,7 +45,7 @@ def train_and_keep(
     work: Path,
     kept: Callable[[TrainConfig], Path],
     *,
-    engine: RunExecutor,
+    executor: RunExecutor,
     report: Callable[[int, int, str], None],
 ) -> int | None:
     """Train runs, and copy the files of each that ends.
@@ -54,7 +54,7 @@ def train_and_keep(
         wanted: The configurations by the names of the runs; two names may ask for the same run.
         work: Folder of the runs in progress.
         kept: Returns the folder in which to keep a run.
-        engine: Where the runs are trained.
+        executor: Where the runs are trained.
         report: Called with the runs done, the number of runs, and a status text.
 
     Returns:
@@ -74,7 +74,7 @@ def train_and_keep(
         report(done, len(tasks), names[task.folder.name])
 
     report(0, len(tasks), "")
-    return train_runs(tasks, keep_ended, engine=engine, on_report=show)
+    return train_runs(tasks, keep_ended, executor=executor, on_report=show)
 
 
 def keep(folder: Path, kept: Path) -> None:

@@ -76,7 +76,7 @@ def first_gradient(**settings: Any) -> tuple[float, dict[str, Tensor], str]:
             view = views[name]
             view.add_(0.02 * torch.randn(view.shape, generator=torch.Generator().manual_seed(i)).to(view))
         step.masters.copy_to_model_()
-        step.start_epoch(0, [1.0] * setup.epoch_steps)
+        step.start_epoch(0, [1.0] * setup.steps_per_epoch)
         step()
         gradients = {name: g.double().contiguous().clone() for name, g in step.masters.gradients.items()}
         return float(step.loss_sum), gradients, setup.config.kernels

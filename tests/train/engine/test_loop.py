@@ -250,7 +250,7 @@ def test_data_that_cannot_be_trained_on_is_refused_at_once(labels: list[int], te
         ({"beam": 3}, "setting beam=3 has no effect on images"),
         (
             {"model": "torchvision:resnet18", "method": "as built", "form": "pre"},
-            "setting form=pre has no effect on images and a third-party model",
+            "setting form=pre has no effect on a third-party model; leave it out",
         ),
     ],
 )

@@ -82,7 +82,7 @@ class ShapedFeed(Protocol):
 class Inputs:
     """The training batches of a run, and this process's part of the validation and test batches.
 
-    A step has `per_step` images or target tokens (the `unit`) on average, from which the throughput is computed.
+    A step has `items_per_step` images or target tokens (the `unit`) on average, from which the throughput is computed.
     `loss` is minimized, and `sums` scores a batch.
     """
 
@@ -90,7 +90,7 @@ class Inputs:
     validation: EvalBatches | None
     test: EvalBatches | None
     unit: str
-    per_step: float
+    items_per_step: float
     loss: Loss
     sums: BatchSums
 

@@ -66,8 +66,8 @@ class Processes:
             self.sum_(tensor)
             tensor.div_(self.world)
 
-    def agree(self, number: int) -> int:
-        """Return the largest number that a process passes; if torchrun was killed, return SIGTERM in all processes."""
+    def maximum(self, number: int) -> int:
+        """Return the largest number that any process passes; at least SIGTERM if torchrun was killed."""
         if self.world == 1:
             return number
         if self.launcher is not None and os.getppid() != self.launcher:
@@ -175,5 +175,5 @@ def explained_disconnection(world: int) -> Iterator[None]:
     except RuntimeError as error:  # gloo raises nothing else, and NCCL's errors are subclasses
         raise ConnectionError(
             f"expected {world} processes to train together, but another one ended, hangs or cannot be reached; "
-            "the last checkpoint is intact: start all of them again with --resume"
+            "if the run has a checkpoint, it is intact: start all of them again with --resume"
         ) from error

@@ -87,7 +87,7 @@ class Live:
     def open_log(self, done: int) -> None:
         """Open the TensorBoard log, if the run has one, after `done` steps."""
         if self._setup.config.tensorboard and self._folder is not None:
-            self._events = self._stack.enter_context(closing(TensorBoardLog(self._folder.place, done=done)))
+            self._events = self._stack.enter_context(closing(TensorBoardLog(self._folder.write_path, done=done)))
 
     def start(self, done: int) -> None:
         """Begin after `done` steps: measure the signal of a new run, and write the first page."""
@@ -105,7 +105,7 @@ class Live:
         self.records += folder.read_metrics()
         if folder.result_path.exists():
             self._result = from_json_values(folder.read_result())
-        if (path := folder.place / SIGNAL).exists():
+        if (path := folder.write_path / SIGNAL).exists():
             self._signals += [line for _, line in read_lines(path)]
 
     def report(self, now: Snapshot, seconds: float, *, line: bool) -> None:
@@ -167,7 +167,7 @@ class Live:
         self._now, self._result = {}, from_json_values(result)
         with self._careful(PROGRESS):
             self._folder.require_held()
-            (self._folder.place / PROGRESS).unlink(missing_ok=True)
+            (self._folder.write_path / PROGRESS).unlink(missing_ok=True)
         self._write_page(ended=True)
 
     def _signal_is_cheap(self) -> bool:
@@ -221,12 +221,12 @@ class Live:
     def _write(self, name: str, text: str) -> None:
         assert self._folder is not None
         self._folder.require_held()
-        write_text(self._folder.place / name, text, durable=False)
+        write_text(self._folder.write_path / name, text, durable=False)
 
     def _append(self, name: str, line: str) -> None:
         assert self._folder is not None
         self._folder.require_held()
-        with (self._folder.place / name).open("a", encoding="utf-8") as file:
+        with (self._folder.write_path / name).open("a", encoding="utf-8") as file:
             file.write(line)
 
     @contextmanager
@@ -252,8 +252,8 @@ def _changed_settings(config: TrainConfig) -> Mapping[str, Any]:
 class Throughput:
     """Counts the images or tokens per second of the steps since `start`; time inside `paused` does not count."""
 
-    def __init__(self, per_step: float) -> None:
-        self._per_step, self._first, self._began = per_step, 0, time.perf_counter()
+    def __init__(self, items_per_step: float) -> None:
+        self._items_per_step, self._first, self._began = items_per_step, 0, time.perf_counter()
 
     def start(self, done: int) -> None:
         """Begin to count, after `done` steps."""
@@ -261,7 +261,7 @@ class Throughput:
 
     def rate(self, done: int) -> float:
         """Return the throughput after `done` steps."""
-        return (done - self._first) * self._per_step / max(time.perf_counter() - self._began, 1e-9)
+        return (done - self._first) * self._items_per_step / max(time.perf_counter() - self._began, 1e-9)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

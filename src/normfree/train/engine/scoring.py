@@ -52,18 +52,19 @@ def score(model: nn.Module, batches: Iterable[Any], sums_of: BatchSums = image_s
 
 
 class UntilSignal:
-    """Batches that end early, without an error, when a signal asks the run to stop; `signal` is then its number.
+    """Batches that end early, without an error, when a Unix signal asks the run to stop; `stop_signal` is then its
+    number.
 
     It is not an error because all processes have to take part in the reduction at the end of an evaluation.
     """
 
     def __init__(self, batches: Iterable[Any], stop: Stop) -> None:
         self._batches, self._stop = batches, stop
-        self.signal = 0
+        self.stop_signal = 0
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
             if self._stop.requested is not None:
-                self.signal = self._stop.requested
+                self.stop_signal = self._stop.requested
                 return
             yield batch

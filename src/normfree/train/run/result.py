@@ -89,7 +89,7 @@ class RunResult:
         bleu: BLEU of the test sentences of a translation; None for other runs.
         inputs: The text files that the data was prepared from, with their sha256.
         peak_gib: The peak GPU memory in GiB; None on a CPU.
-        signal: The signal that interrupted the run; None if none did.
+        signal: The number of the Unix signal that interrupted the run, such as 15 for SIGTERM; None if none did.
         command: The command line of the run.
     """
 

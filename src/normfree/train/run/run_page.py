@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from normfree.provenance import without_folders
 from normfree.report.page import Card, Page, Section
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -46,8 +48,11 @@ def judge_run(run: WatchedRun) -> tuple[Rating, str, str]:
         return ("warn", "finished at chance", f"{beside}.") if guesses else ("good", "finished", f"{beside}.")
     if run.state == "starting" or run.loss is None:
         return "info", run.state, "No step has been reported yet."
-    if run.state != "running":
-        return "warn", run.state, "Continue it with: normfree train --resume FOLDER"
+    if run.state == "unknown":
+        return "warn", run.state, "The run has not ended, and its lock cannot be read: it may be training or killed."
+    if run.state == "stopped":
+        folder = without_folders(str(run.folder))  # a page that is passed on does not tell where it was
+        return "warn", run.state, f"Continue it with: normfree train --resume {shlex.quote(folder)}"
     if not guesses:
         return "good", "learning", f"{beside}."
     young = (run.epoch or 0.0) < 1

@@ -157,7 +157,7 @@ class TextData(Data):
             validation=scored("valid"),
             test=scored("test"),
             unit=self.unit,
-            per_step=feed.mean_tokens if isinstance(feed, PairBatches) else feed.batch_size * config.block,
+            items_per_step=feed.mean_tokens if isinstance(feed, PairBatches) else feed.batch_size * config.block,
             loss=partial(token_loss, world=processes.world),
             sums=partial(token_sums, world=processes.world),
         )
