@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.options import (
-    Example,
-    Plugins,
-    complete_method,
-    example_inputs,
-    load_plugins,
-    require_model,
-    require_one_input,
-)
+from normfree.cli.completion import complete_method
+from normfree.cli.options import Example, Plugins, example_inputs, load_plugins, require_model, require_one_input
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.completion import complete_method
 from normfree.cli.options import (
     DEVICE,
     Example,
     Model,
     Plugins,
     Trust,
-    complete_method,
     example_inputs,
     load_plugins,
     model_folder,

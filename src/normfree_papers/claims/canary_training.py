@@ -21,9 +21,10 @@ from normfree.models import supports
 from normfree.nn.attention import SPECIAL
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
-from normfree.train.data import score
-from normfree.train.engine.environment import Processes, seeded_generators
+from normfree.train.engine.distributed import Processes
+from normfree.train.engine.scoring import score
 from normfree.train.engine.setup import prepare_training
+from normfree.train.engine.torch_runtime import seeded_generators
 from normfree_papers.claims.canary import SMALL_MODELS, TRIED, Figures, Record, families_of, spelled, tolerance
 
 _BASE: dict[str, Any] = {
@@ -123,7 +124,7 @@ def _figures(family: str, device: torch.device, precision: str) -> list[float]:
         seeded_generators(device) as seed_generators,
         prepare_training(config, data=data, device=device, **options) as setup,
     ):
-        step, steps = setup.step, setup.epoch_steps
+        step, steps = setup.step, setup.steps_per_epoch
         initial = {name: value.clone() for name, value in step.masters.named(step.masters.values).items()}
         for epoch in range(config.epochs):
             step.start_epoch(epoch, setup.lr_factors(epoch))

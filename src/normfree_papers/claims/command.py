@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from normfree.cli.compare import default_jobs
+from normfree.cli.options import default_jobs
 from normfree.errors import missing_package
 from normfree.files import to_json_values
 from normfree.nn.devices import device_of

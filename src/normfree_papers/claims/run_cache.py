@@ -141,7 +141,7 @@ class RunCache:
         device: Where to train.
         data: Folder of the data sets.
         jobs: Number of runs at a time on this machine; None lets a cluster decide.
-        on: Where to train; `resources` are those of each run on a cluster. See `choose_engine`.
+        on: Where to train; `resources` are those of each run on a cluster. See `choose_executor`.
         only: Train only the runs with these names; any other string selects all names that contain it. An
             empty sequence trains nothing.
         progress: Called with the runs done, the number of runs, and a status text.
@@ -207,14 +207,14 @@ class RunCache:
         return self._only is None or bool(self._only)
 
     def _train(self, wanted: Mapping[str, TrainConfig]) -> None:
-        from normfree.comparison.run_engine import choose_engine  # reading stored runs does not load the trainer
+        from normfree.comparison.run_executor import choose_executor  # reading stored runs does not load the trainer
         from normfree_papers.claims.run_training import train_and_keep
 
         here = {name: config.with_changes(**self._place) for name, config in wanted.items()}
         report = self._progress or (lambda done, total, what: None)
         work = self.work if self._engine["on"] == "local" else self.work.absolute()
-        engine = choose_engine(**self._engine, shared=work)
-        signal = train_and_keep(here, work, self._index.new_folder, engine=engine, report=report)
+        executor = choose_executor(**self._engine, shared=work)
+        signal = train_and_keep(here, work, self._index.new_folder, executor=executor, report=report)
         if signal is not None:
             raise StoppedError(signal)
 

@@ -20,11 +20,11 @@ import pytest
 import normfree
 from forked_runs import Runs, _serve
 from made_up_runs import reproduce
-from normfree.comparison.sweep import RunTask, train_run
+from normfree.comparison.compare_runs import RunTask, train_run
 from normfree.files import TEMPORARY
 from normfree.report.panels import Curve, Panel
 from normfree.train import RunFolder, TrainConfig, fit
-from normfree.train import data as train_data
+from normfree.train import data_sources as train_data
 from normfree.train.config import folder_name
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder as Folder

@@ -22,9 +22,9 @@ from normfree.nn.scalars import with_dimension
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.train.config import TrainConfig
+from normfree.train.engine.data_interface import Feed, Loss, ShapedFeed
 from normfree.train.engine.forward import Forward, forward_of
-from normfree.train.engine.inputs import Feed, Loss, ShapedFeed
-from normfree.train.engine.stages import Stage
+from normfree.train.engine.kernel_stages import Stage
 
 _UPDATED = 2**22  # parameters that an update takes at a time, if it is not compiled
 _WARM_UP = 3  # steps before a capture: they compile, and let the libraries choose their kernels
