@@ -76,7 +76,7 @@ def _claims() -> Iterator[str]:
     found = find_spec("normfree_papers")
     if found is None or not found.submodule_search_locations:
         return
-    for node in _nodes(Path(found.submodule_search_locations[0], "claims", "claim.py")):
+    for node in _nodes(Path(found.submodule_search_locations[0], "claims", "registry.py")):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES":
             for module, claims in ast.literal_eval(node.value).items():
                 yield from (f"{module.partition('.')[0]}/{claim}" for claim in claims)
