@@ -13,7 +13,7 @@ from normfree.data import names as data_names
 from normfree.methods import names as method_names
 from normfree.models import catalog
 from normfree.train.recipes import recipes
-from normfree_papers.claims.claim import MODULES
+from normfree_papers.claims.registry import MODULES
 
 SOURCE = str(Path(normfree.__file__).parents[1])
 

@@ -28,10 +28,11 @@ from normfree.diagnostics.curvature import Hessian
 from normfree.methods import Law, Method
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import _FACTORIES, ONE, SQRT_HALF, ScalarRate
-from normfree.methods.normalizer_free import InverseStd
+from normfree.methods.nf_resnets import InverseStd
 from normfree.methods.scaled_sums import GeometricSeries
-from normfree.models.base import BlockBuilder, ResNetShape
+from normfree.models.base import BlockBuilder
 from normfree.models.nonresidual import Highway
+from normfree.models.resnet import ResNetShape
 from normfree.nn import normalizers
 from normfree.nn.attention import Attention
 from normfree.nn.residual import Residual

@@ -50,7 +50,7 @@ def _methods() -> Iterator[str]:
 
 
 def _models() -> Iterator[str]:
-    for call in _calls(_PACKAGE / "models" / "families.py", "Family"):
+    for call in _calls(_PACKAGE / "models" / "model_names.py", "Family"):
         yield from ast.literal_eval(call.args[3])  # the examples of the family
 
 
@@ -66,7 +66,7 @@ def _claims() -> Iterator[str]:
     found = find_spec("normfree_papers")
     if found is None or not found.submodule_search_locations:
         return
-    for node in _nodes(Path(found.submodule_search_locations[0], "claims", "claim.py")):
+    for node in _nodes(Path(found.submodule_search_locations[0], "claims", "registry.py")):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES":
             for module, claims in ast.literal_eval(node.value).items():
                 yield from (f"{module.partition('.')[0]}/{claim}" for claim in claims)

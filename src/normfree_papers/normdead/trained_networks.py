@@ -22,7 +22,7 @@ from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
     QUICK_SETTINGS,
-    Columns,
+    NumbersByRow,
     Runs,
     accuracy,
     combined,
@@ -104,7 +104,7 @@ def _on_par() -> tuple[Check, ...]:
     checks=_on_par(),
     quick_seeds=3,
     needs_data="CIFAR-10",
-    proxy=_PROXY,
+    stand_in=_PROXY,
     departures=(
         "mixup of 0.2 stands for standard regularization",
         "one rate of 0.1 for all rows; beyond/equal_time tunes it",
@@ -114,9 +114,9 @@ def sec4_3(runs: Runs, scale: Scale) -> Measurement:
     """Test accuracy of NF beside batch norm. Reference: normdead, section 4.3."""
     found = runs.numbers(accuracy)
     columns = found.named("test accuracy, {}") | runs.numbers(training_accuracy).named("training accuracy, {}")
-    columns |= found.leads((_NF, _BATCH_NORM), (_CLIPPED, _BATCH_NORM))
+    columns |= found.differences((_NF, _BATCH_NORM), (_CLIPPED, _BATCH_NORM))
     if scale == "full":
-        columns |= found.leads(*((_regularized(row), _regularized(_BATCH_NORM)) for row in (_NF, _CLIPPED)))
+        columns |= found.differences(*((_regularized(row), _regularized(_BATCH_NORM)) for row in (_NF, _CLIPPED)))
         gains = {row: minus(found[_regularized(row)], found[row]) for row in (_NF, _BATCH_NORM)}
         columns["gain by mixup, NF less batch norm"] = minus(gains[_NF], gains[_BATCH_NORM])
     return Measurement(
@@ -181,19 +181,19 @@ def _clipping_checks() -> tuple[Check, ...]:
     checks=_clipping_checks(),
     quick_seeds=3,
     needs_data="CIFAR-10",
-    proxy=_PROXY,
+    stand_in=_PROXY,
     departures=("a rate trains if the test accuracy is at least 50 % (quick: 20 %)",),
 )
 def sec5_2_clipping(runs: Runs, scale: Scale) -> Measurement:
     """The largest rate that trains with and without clipping. Reference: normdead, section 5.2; Brock 2021b."""
     found, rates, trains = runs.numbers(accuracy), _RATES[scale], DEAD if scale == "quick" else 50.0
     drawn = {row: [found[row, rate] for rate in rates] for row in _ARMS}
-    steps = Columns({row: combined(of, lambda ones: steps_that_train(ones, trains)) for row, of in drawn.items()})
-    columns = steps | steps.leads((_CLIPPED, _BATCH_NORM), (_CLIPPED, _NF))
+    steps = NumbersByRow({row: combined(of, lambda ones: steps_that_train(ones, trains)) for row, of in drawn.items()})
+    columns = steps | steps.differences((_CLIPPED, _BATCH_NORM), (_CLIPPED, _NF))
     levels = (CHANCE_LINE, ReferenceLine("trains", trains))
     title, x_label = "test accuracy over the learning rate", "learning rate"
     panels = points_panel(title, drawn, at=rates, x_label=x_label, levels=levels)
-    return Measurement(values=Columns(columns).named("steps of the rate, {}"), panels=panels)
+    return Measurement(values=NumbersByRow(columns).named("steps of the rate, {}"), panels=panels)
 
 
 # Section 4.3: NF-RegNets, which need ImageNet; without it only a small run shows that they train

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree.models import build
-from normfree.nn.scalar_folding import ParameterSlot, ScalarFolding, foldable_deltas, foldable_layers
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.training_scalar_folding import ParameterSlot, ScalarFolding, foldable_deltas, foldable_layers
 
 
 def seeded(seed: int = 0) -> torch.Generator:

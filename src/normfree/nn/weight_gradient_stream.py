@@ -1,4 +1,4 @@
-"""Convolutions whose weight gradient is computed on a second CUDA stream, in parallel to the backward pass.
+"""Compute the weight gradients of convolutions on a second CUDA stream, in parallel to the backward pass.
 
 The backward pass itself needs only the gradients of the inputs; nothing reads a weight's gradient before the update. In
 a deep narrow network neither kernel fills a GPU, so the second stream costs almost no time.
@@ -56,7 +56,7 @@ _streams: dict[torch.device, _SideStream] = {}
 
 
 @contextmanager
-def overlapping(device: torch.device) -> Iterator[None]:
+def side_stream(device: torch.device) -> Iterator[None]:
     """Run weight gradients on a second stream inside the context; they are complete at its end. No effect on a CPU."""
     if device.type != "cuda":
         yield
@@ -79,7 +79,7 @@ def _weight_gradient(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Return ∂L/∂W of W * x, given ∂L/∂(W * x); runs on the second stream inside `overlapping`."""
+    """Return ∂L/∂W of W * x, given ∂L/∂(W * x); computed on the second stream inside `side_stream`."""
 
     def work() -> Tensor:
         found: Tensor = torch.ops.aten.convolution_backward(
@@ -121,8 +121,8 @@ class _Convolution(torch.autograd.Function):
         return of_x, of_weight, None
 
 
-class OverlappedConv2d(nn.Conv2d):
-    """A plain convolution whose weight gradient may run in parallel to the backward pass; see `overlap_`."""
+class SideStreamConv2d(nn.Conv2d):
+    """A convolution whose weight gradient is computed on the second stream inside `side_stream`."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         settings = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
@@ -130,12 +130,12 @@ class OverlappedConv2d(nn.Conv2d):
         return out
 
 
-def overlap_(model: nn.Module, on: bool = True) -> nn.Module:
-    """Turn plain convolutions without bias into `OverlappedConv2d`, in place; with `on=False`, turn them back.
+def use_side_stream_(model: nn.Module, on: bool = True) -> nn.Module:
+    """Make plain convolutions without bias `SideStreamConv2d`, in place; with `on=False`, make them plain again.
 
-    Convolutions with padding given as text ('same') or padding other than zeros stay unchanged.
+    Convolutions stay unchanged if their padding is a text ('same') or pads with other values than zeros.
     """
-    before, after = (nn.Conv2d, OverlappedConv2d) if on else (OverlappedConv2d, nn.Conv2d)
+    before, after = (nn.Conv2d, SideStreamConv2d) if on else (SideStreamConv2d, nn.Conv2d)
     for module in model.modules():
         plain = type(module) is before and module.bias is None and module.padding_mode == "zeros"
         if plain and not isinstance(module.padding, str):

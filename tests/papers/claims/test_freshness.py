@@ -10,8 +10,9 @@ from normfree.files import write_json
 from normfree.provenance import RELEASE
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
-from normfree_papers.claims.canary import families_of, todays, tolerance
-from normfree_papers.claims.run_cache import Freshness, KeptRun, RunCache, RunIndex, kept_results
+from normfree_papers.claims.canary import probes_of, todays, tolerance
+from normfree_papers.claims.freshness import Freshness, kept_results
+from normfree_papers.claims.run_cache import KeptRun, RunCache, RunIndex
 
 BASE = TrainConfig(model="resmlp-3-16-3", method="nf", data="fashion14", epochs=1)
 TODAY = BASE.with_changes(method="nf")
@@ -34,8 +35,8 @@ def keep(out: Path, config: TrainConfig, release: str = RELEASE, *, resolved: bo
 
 def canary_of(config: TrainConfig, factor: float = 1.0) -> dict[str, Any]:
     """Today's canary of a run, with all figures of its method times a factor."""
-    found = todays("cpu float32", families_of(config))
-    first = families_of(config)[0]
+    found = todays("cpu float32", probes_of(config))
+    first = probes_of(config)[0]
     figures = {name: [x * (factor if name == first else 1.0) for x in numbers] for name, numbers in found.items()}
     return {"cpu float32": {"tolerance": tolerance("float32"), "figures": figures}}
 
@@ -123,7 +124,7 @@ def test_run_with_todays_canary_is_fresh_and_with_another_one_stale(tmp_path: Pa
     assert freshness_of(tmp_path, every) == Freshness(
         "stale",
         (
-            f"1 of 4 runs for which today's code computes other reference values ({families_of(TODAY)[0]})",
+            f"1 of 4 runs for which today's code computes other reference values ({probes_of(TODAY)[0]})",
             "1 of 4 runs without reference values to compare",
         ),
     )

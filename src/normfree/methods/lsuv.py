@@ -1,4 +1,7 @@
-"""LSUV: initialization from a batch, which scales every residual block or layer by its own output in one pass."""
+"""LSUV: scale every residual block or layer to unit output variance on a batch, in one pass.
+
+`calibrate_` is also used by `wn_data`.
+"""
 
 from __future__ import annotations
 

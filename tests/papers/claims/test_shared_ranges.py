@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from normfree_papers.claims.range_reasons import counted_error, does_not_train, reading, trains
+from normfree_papers.claims.shared_ranges import counted_error, does_not_train, reading, trains
 
 
 def test_reading_names_the_word_and_the_number_that_refutes_it():

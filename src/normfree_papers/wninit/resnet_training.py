@@ -15,19 +15,19 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, rows_claim, training_claim
 from normfree_papers.claims.depth_curves import table
-from normfree_papers.claims.range_reasons import counted_error, reading, trains
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     QUICK_SETTINGS,
-    Columns,
+    EndedRun,
+    NumbersByRow,
     Runs,
-    Trained,
     best_rates,
     combined,
     error,
     mean,
     minus,
 )
+from normfree_papers.claims.shared_ranges import counted_error, reading, trains
 
 _INITIALIZATIONS = {
     "proposed": "wn",
@@ -240,7 +240,7 @@ def table1(runs: Runs, scale: Scale) -> Measurement:
     the ResNets and starts WRN-40-10 from orthogonal weights.
     """
     networks = (_STAND_IN,) if scale == "quick" else tuple(_PRINTED)
-    best: dict[tuple[str, str], dict[int, Trained]] = {}
+    best: dict[tuple[str, str], dict[int, EndedRun]] = {}
     chosen: dict[tuple[str, str], list[str]] = {}
     for place in product(networks, _ROWS):
         tried = {rate: of for (*other, rate), of in runs.items() if tuple(other) == place}
@@ -263,14 +263,14 @@ def table1(runs: Runs, scale: Scale) -> Measurement:
     )
 
 
-def _panels(network: str, best: dict[tuple[str, str], dict[int, Trained]]) -> tuple[Panel, ...]:
+def _panels(network: str, best: dict[tuple[str, str], dict[int, EndedRun]]) -> tuple[Panel, ...]:
     runs = Runs({row: best.get((network, row), {}) for row in _ROWS})
     if network in _PRINTED:
         return runs.numbers(error).paper_panel(f"test error of {network}", _PRINTED[network])
     return runs.learning_panel(f"training accuracy of {network}")
 
 
-def _table(errors: Columns, chosen: dict[tuple[str, str], list[str]]) -> tuple[Table, ...]:
+def _table(errors: NumbersByRow, chosen: dict[tuple[str, str], list[str]]) -> tuple[Table, ...]:
     rows = []
     for (network, row), numbers in errors.items():
         printed = _PRINTED.get(network, {}).get(row)

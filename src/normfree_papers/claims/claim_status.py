@@ -13,10 +13,11 @@ from typing import Any
 
 from normfree.report.tables import Column
 from normfree.report.terminal import percent
-from normfree_papers.claims.claim import Check, Claim, Scale, all_claims
+from normfree_papers.claims.claim import Check, Claim, Scale
+from normfree_papers.claims.freshness import Freshness, kept_results
 from normfree_papers.claims.judgement import Judgement, Row, Status, Verdict, judge
+from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.reproduction import Result, stored
-from normfree_papers.claims.run_cache import Freshness, kept_results
 
 MARKS: dict[Status, str] = {
     "holds": "✓ holds",
@@ -77,7 +78,7 @@ class Entry:
         """The status in words, with what limits it: a quick run, a stand-in, stale or missing runs."""
         runs = self.result.get("runs", {}) if self.result else {}
         notes = ["quick run"] if self.is_quick else []
-        notes += ["stand-in"] if self.claim.proxy else []
+        notes += ["stand-in"] if self.claim.stand_in else []
         notes += {"stale": ["stale"], "unknown": ["unknown whether stale"]}.get(self.freshness.state, [])
         notes += [f"{len(self.folders)} of {len(runs)} runs made"] if 0 < len(self.folders) < len(runs) else []
         return MARKS[self.status] + (f" ({', '.join(notes)})" if notes else "")
@@ -279,7 +280,7 @@ def limits_of(entry: Entry) -> dict[str, str]:
     claim = entry.claim
     unmeasured = [check.statement for check in entry.judgement.missing] if entry.status == "undecided" else []
     texts = {
-        "Stand-in": claim.proxy,
+        "Stand-in": claim.stand_in,
         "Departures from the paper": "; ".join(claim.departures),
         "Precision": entry.precision,
         "Not measured": "; ".join(unmeasured),
@@ -334,10 +335,10 @@ def _short(commit: str) -> str:
 
 def counts_of(found: Sequence[Entry]) -> str:
     """The number of claims by status; stand-ins for the paper's data, and quick runs, are counted apart."""
-    own = [entry for entry in found if not entry.is_quick and not entry.claim.proxy]
+    own = [entry for entry in found if not entry.is_quick and not entry.claim.stand_in]
     parts = [f"{len(found)} claim{'s' if len(found) != 1 else ''}: {_counts(own)}"]
-    if proxies := [entry for entry in found if entry.claim.proxy and not entry.is_quick]:
-        parts.append(f"{len(proxies)} on a stand-in for the paper's data or networks: {_counts(proxies)}")
+    if stand_ins := [entry for entry in found if entry.claim.stand_in and not entry.is_quick]:
+        parts.append(f"{len(stand_ins)} on a stand-in for the paper's data or networks: {_counts(stand_ins)}")
     if quick := [entry for entry in found if entry.is_quick]:
         parts.append(f"of {len(quick)} only a quick run was made: {_counts(quick)}")
     if stale := sum(entry.freshness.state == "stale" for entry in found):

@@ -1,16 +1,17 @@
-"""The families of models: the pattern of their names, the meaning of the numbers in them, and their builders."""
+"""The names of models: the pattern of each family of names, the meaning of its numbers, and its builder."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from normfree.errors import unknown_name
 from normfree.methods import Form, Skip
 from normfree.models import nonresidual, transformer
-from normfree.models.base import BaseModel, ModelConfig, Network, ResNetShape
+from normfree.models.base import BaseModel, ModelConfig, Network
+from normfree.models.resnet import IMAGENET_BLOCKS, ResNetShape, imagenet_shape
 
 ModelFactory = Callable[[ModelConfig], BaseModel]
 
@@ -65,16 +66,6 @@ def _check_depth(name: str, depth: int, step: int, rest: int, least: int) -> Non
         raise ValueError(f"model '{name}' expects a depth of {allowed}, got {depth}; use {below} or {below + step}")
 
 
-IMAGENET_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
-IMAGENET_WIDTHS = (64, 128, 256, 512)
-
-
-def _imagenet_shape(depth: int, **settings: Any) -> ResNetShape:
-    """Return four stages of basic blocks, or of bottlenecks from 50 layers on."""
-    shape = ResNetShape(blocks=IMAGENET_BLOCKS[depth], widths=IMAGENET_WIDTHS, stem_width=64, **settings)
-    return shape if depth < 50 else replace(shape, kernels=(1, 3, 1), expansion=4, strided_layer=1)
-
-
 def _cifar(name: str, depth: int) -> ModelFactory:
     """ResNet-(6n+2) for 32×32 images: three stages of n basic blocks, shortcuts without weights.
 
@@ -101,7 +92,7 @@ def _imagenet(name: str, depth: int) -> ModelFactory:
 
     Reference: fixup, Table 2; He 2016a, Table 1.
     """
-    return _imagenet_shape(depth, stem_kernel=7, stem_stride=2, stem_pool=True).build
+    return imagenet_shape(depth, stem_kernel=7, stem_stride=2, stem_pool=True).build
 
 
 def _preact(name: str, depth: int) -> ModelFactory:
@@ -113,7 +104,7 @@ def _preact(name: str, depth: int) -> ModelFactory:
         closest = min(IMAGENET_BLOCKS, key=lambda known: abs(known - depth))
         allowed = ", ".join(map(str, IMAGENET_BLOCKS))
         raise ValueError(f"model '{name}' expects a depth of {allowed}, got {depth}; use {closest}")
-    return _imagenet_shape(depth, stem_activated=False).build
+    return imagenet_shape(depth, stem_activated=False).build
 
 
 def _residual_mlp(name: str, blocks: int, width: int, layers: int | None) -> ModelFactory:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.models import build
-from normfree.nn.parallel_gradients import OverlappedConv2d, overlap_, overlapping
+from normfree.nn.weight_gradient_stream import SideStreamConv2d, side_stream, use_side_stream_
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def spread(model: nn.Module) -> nn.Module:
 
 
 def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    with overlapping(x.device):
+    with side_stream(x.device):
         model(x).square().sum().backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
@@ -38,8 +38,8 @@ def test_overlapped_convolution_equals_a_plain_one(settings: dict[str, int], cha
     x = torch.randn(3, 4, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     if channels_last:
         plain, x = plain.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-    overlapped = overlap_(copy.deepcopy(plain))
-    assert type(overlapped) is OverlappedConv2d
+    overlapped = use_side_stream_(copy.deepcopy(plain))
+    assert type(overlapped) is SideStreamConv2d
     results = []
     for layer in (plain, overlapped):
         one = x.clone().requires_grad_()
@@ -55,7 +55,7 @@ def test_overlapped_convolution_equals_a_plain_one(settings: dict[str, int], cha
 def test_overlapped_network_has_the_gradients_of_the_plain_one(method: str) -> None:
     plain = spread(build("wrn-10-1", method, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    overlapped = overlap_(copy.deepcopy(plain))
+    overlapped = use_side_stream_(copy.deepcopy(plain))
     expected, found = gradients(plain, x), gradients(overlapped, x)
     assert expected.keys() == found.keys()
     for name in expected:
@@ -70,11 +70,11 @@ def test_overlap_takes_only_plain_convolutions_and_gives_them_back() -> None:
         build("resnet8", "wn").body,
     )
     names = list(model.state_dict())
-    overlap_(model)
-    assert [type(layer) is OverlappedConv2d for layer in list(model)[:3]] == [True, False, False]
-    assert not any(isinstance(layer, OverlappedConv2d) for layer in model[3].modules())
-    overlap_(model, False)
-    assert not any(isinstance(layer, OverlappedConv2d) for layer in model.modules())
+    use_side_stream_(model)
+    assert [type(layer) is SideStreamConv2d for layer in list(model)[:3]] == [True, False, False]
+    assert not any(isinstance(layer, SideStreamConv2d) for layer in model[3].modules())
+    use_side_stream_(model, False)
+    assert not any(isinstance(layer, SideStreamConv2d) for layer in model.modules())
     assert list(model.state_dict()) == names
 
 
@@ -84,7 +84,7 @@ def test_overlap_on_a_second_stream_has_the_gradients_of_one_stream(method: str)
     torch.backends.cudnn.deterministic, before = True, torch.backends.cudnn.deterministic
     try:
         plain = spread(build("resnet56", method, generator=torch.Generator().manual_seed(0))).cuda()
-        overlapped = overlap_(copy.deepcopy(plain))
+        overlapped = use_side_stream_(copy.deepcopy(plain))
         x = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(2)).cuda()
         expected = gradients(plain, x)
         for _ in range(5):  # a race would not show every time
@@ -99,14 +99,14 @@ def test_overlap_on_a_second_stream_has_the_gradients_of_one_stream(method: str)
 def test_convolution_that_pads_by_a_word_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same", bias=False), nn.Conv2d(4, 4, 3, padding=1, bias=False))
     expected = model(torch.ones(2, 3, 5, 5))
-    overlap_(model)
-    assert [type(layer) for layer in model] == [nn.Conv2d, OverlappedConv2d]
+    use_side_stream_(model)
+    assert [type(layer) for layer in model] == [nn.Conv2d, SideStreamConv2d]
     assert torch.equal(model(torch.ones(2, 3, 5, 5)), expected)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradient_of_the_images_is_not_computed(compiled: bool) -> None:
-    layer = overlap_(nn.Conv2d(3, 4, 3, bias=False))
+    layer = use_side_stream_(nn.Conv2d(3, 4, 3, bias=False))
     run = torch.compile(layer, backend="aot_eager") if compiled else layer
     for needed in (False, True):
         x = torch.ones(2, 3, 5, 5, requires_grad=needed)

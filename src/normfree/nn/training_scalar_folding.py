@@ -1,14 +1,21 @@
-"""Fold learnable scalars into the weight layers next to them: a bias b before the layer and a multiplier β after it.
+"""Fold learnable scalars into the weight layers next to them during training in half precision.
+
+A scalar bias b stands before the layer, and a multiplier β after it:
 
     β · (W (x + b) + v) = (β W) x + β (v + b W 1)
 
-The folded layer computes the same function, and no activation is stored or read for a scalar. With G and g the
-gradients of β W and β (v + b W 1), the gradients are
+The folded layer computes the same function, and no activation is stored or read for a scalar. The scalars stay
+parameters: training updates W, v, b and β, and every forward pass uses β W and β (v + b W 1). With G and g the
+gradients of these two, the gradients are
 
     of W: β (G + b g 1ᵀ)    of v: β g    of b: β ⟨g, W 1⟩    of β: ⟨G, W⟩ + ⟨g, v + b W 1⟩
 
 A bias δ after a residual sum moves to the biases that read the stream later, if every reader has one; its gradient is
 the sum of theirs.
+
+`normfree.optim.master_weights` holds W, v, b and β of all layers in one float32 vector, the *master vector*, and what
+the forward pass uses in a half-precision vector, the *compute vector*. Folding for inference, after training, is in
+`normfree.conversion.folding`.
 """
 
 from __future__ import annotations
@@ -60,10 +67,9 @@ class Stream:
 
 
 class ParameterSlot(NamedTuple):
-    """The place of a parameter in the vectors.
+    """The place of a parameter: `size` elements of the master vector from `start` on.
 
-    It takes `size` elements from `start` on in the master vector, and in half precision as many from `half_start` on
-    in the compute vector.
+    A parameter in half precision also has `size` elements of the compute vector, from `half_start` on.
     """
 
     parameter: nn.Parameter
@@ -185,10 +191,11 @@ def _is_plain(layer: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _AdjacentLayers:
-    """Layers of one kind whose weights are adjacent in the vectors, so that one kernel handles all of them.
+    """Layers of one kind whose weights are adjacent in both vectors, so that one kernel handles all of them.
 
-    `masters` and `computing` are the positions of their weights in the two vectors, `layers` their numbers among all
-    folded layers, and `elements` the positions of their bias vectors among the elements of all bias vectors.
+    `masters` are the positions of their weights in the master vector, and `computing` those in the compute vector.
+    `layers` are their numbers among all folded layers. `elements` are the positions of their bias vectors in the
+    concatenation of all bias vectors.
     """
 
     shape: torch.Size
@@ -205,7 +212,7 @@ class _AdjacentLayers:
         return vector[part].view(self.layers.stop - self.layers.start, -1)
 
     def matrices(self, vector: Tensor) -> Tensor:
-        """View the weights in a vector with the masters' layout as (layers, outputs, inputs)."""
+        """View the weights in a vector with the layout of the master vector as (layers, outputs, inputs)."""
         return self.rows(vector, self.masters)[:, : self.shape.numel()].view(-1, *self.shape)
 
     def vectors(self, elements: Tensor) -> Tensor:
@@ -215,13 +222,12 @@ class _AdjacentLayers:
 
 
 class ScalarFolding:
-    """Computes the folded weights from the master vector, and maps their gradient back to the master weights.
+    """Computes β W and β (v + b W 1) from the master vector, and the gradients of W, v, b and β from theirs.
 
-    Small quantities of all layers are gathered in one tensor each, because every small kernel costs time. Between
-    `fold_weights_` and `unfold_gradients_` the object stores β per layer, and β, b, W 1 and v + b W 1 per element of
-    the bias vectors; a layer without the scalar has 1 or 0 in its place. Here b includes the δ that the bias takes
-    over. A bias that reads the end of a stream, and is not folded into a layer, gets its δ as a tensor,
-    `ScalarBias.moved`.
+    The scalars of all layers are gathered in one tensor, because every small kernel costs time. Between `fold_weights_`
+    and `unfold_gradients_` the object stores β per layer, and β, b, W 1 and v + b W 1 per element of the bias vectors.
+    A layer without β has 1 in its place, and one without b has 0. Here b includes the δ that the bias takes over. A
+    bias that reads the end of a stream, and is not folded into a layer, gets its δ as a tensor, `ScalarBias.moved`.
 
     Args:
         model: The model.
@@ -282,7 +288,7 @@ class ScalarFolding:
         return [*(block.beta for block in self._blocks), *self._left_out]  # type: ignore[list-item]
 
     def enable_(self, on: bool = True) -> None:
-        """Let the model run without the scalars that are folded into its weights, or with them again."""
+        """Let the model leave out the scalars that are folded into its weights; with `on=False`, use them again."""
         for block in self._blocks:
             block.beta_in_weight = on
         for bias in self._left_out:

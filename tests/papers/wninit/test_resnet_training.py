@@ -5,7 +5,7 @@ import pytest
 from made_up_runs import checks_that
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 from wninit_runs import DIVERGED, asked_for, made_up, measured
 
 
@@ -28,7 +28,7 @@ def test_table_1_is_trained_by_the_recipes_that_train_alone():
 # Seeds and warm-up
 
 
-def survivors(config: TrainConfig) -> Trained:
+def survivors(config: TrainConfig) -> EndedRun:
     """Five seeds: the proposed survives all but one, the others only with warm-up and a small rate."""
     if config.method == "wn":
         return DIVERGED if (config.lr, config.warmup, config.seed) == (0.1, 0.0, 4) else made_up(50.0)
@@ -47,7 +47,7 @@ def test_share_of_seeds_that_survive_is_counted():
 
 
 def test_survival_fails_where_another_is_more_robust_and_warm_up_does_nothing():
-    def make(config: TrainConfig) -> Trained:
+    def make(config: TrainConfig) -> EndedRun:
         return DIVERGED if config.method == "wn" or config.warmup else made_up(50.0)
 
     _, judgement, _ = measured("fig4", make, seeds=(0, 1, 2))
@@ -78,7 +78,7 @@ PRINTED = {  # Table 1, typed again
 }  # fmt: skip
 
 
-def printed(config: TrainConfig) -> Trained:
+def printed(config: TrainConfig) -> EndedRun:
     return made_up(100 - PRINTED[config.model, config.method, int(config.warmup > 0)])
 
 
@@ -97,7 +97,7 @@ def test_table_1_holds_with_the_printed_errors():
 
 
 def test_table_1_takes_the_better_rate_and_a_diverged_run_as_chance():
-    def make(config: TrainConfig) -> Trained:
+    def make(config: TrainConfig) -> EndedRun:
         return DIVERGED if (config.model == "resnet56" and config.warmup) or config.lr == 0.1 else printed(config)
 
     values = measured("table1", make)[0].values
@@ -106,7 +106,7 @@ def test_table_1_takes_the_better_rate_and_a_diverged_run_as_chance():
 
 
 def test_table_1_fails_with_a_large_error_and_a_reversed_order():
-    def make(config: TrainConfig) -> Trained:
+    def make(config: TrainConfig) -> EndedRun:
         if config.model == "resnet56" and config.warmup:
             return made_up(92.2)  # 0.6 above the printed error
         return made_up(95.5) if (config.model, config.method) == ("wrn-40-10", "wn_data") else printed(config)

@@ -1,4 +1,4 @@
-"""Without statistics: NF-ResNets (α from the expected variance, weights standardized), and tanh in place of a norm."""
+"""NF-ResNets: each branch input divided by its expected standard deviation, and standardized weights."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from normfree import theory
 from normfree.methods.initialize import InitContext
-from normfree.methods.method import WITH_SEQUENCES, Law, Method, Rule, register
+from normfree.methods.method import Law, Method, Rule, register
 from normfree.methods.plain import he_fan_in_
-from normfree.nn.normalizers import DynamicTanh
 from normfree.plan import Position
 
 
@@ -75,41 +74,4 @@ def nf_he(*, beta: float = 0.2, bias: bool = True) -> Method:
         weights=f"plain; He fan-in{', biases 0' if bias else ''}",
         initializer=he_fan_in_,
         weight="plain",
-    )
-
-
-@dataclass(frozen=True)
-class DynamicTanhInit:
-    """Initializer: He fan-in, γ = 1, β = 0 and the given α."""
-
-    alpha: float
-
-    def __call__(self, ctx: InitContext) -> None:
-        for module in ctx.model.modules():
-            if isinstance(module, DynamicTanh):
-                module.start = self.alpha
-                module.reset_parameters()
-        he_fan_in_(ctx)
-
-
-@register
-def dyt(*, alpha: float = 0.5) -> Method:
-    """γ·tanh(α·x) + β in place of every normalizer, with γ and β per channel; α is learnable and starts at 0.5.
-
-    Conversion changes the normalizers only, neither weights nor sums.
-
-    Reference: Zhu, Chen, He, LeCun & Liu 2025, section 4, algorithm 1.
-    """
-    if not alpha > 0:
-        raise ValueError(f"expected option 'alpha' of method 'dyt' to be positive, got {alpha:g}")
-    return Method(
-        name="dyt",
-        summary="tanh with learnable slope in place of each normalizer: squashes large values without statistics",
-        paper="none",
-        reference="Zhu et al. 2025, section 4",
-        h="identity",
-        weights="plain; He fan-in, dynamic tanh for the normalizer",
-        initializer=DynamicTanhInit(alpha),
-        skips=WITH_SEQUENCES,
-        norm="tanh",
     )

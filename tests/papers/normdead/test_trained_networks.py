@@ -4,10 +4,10 @@ import pytest
 
 from made_up_runs import checks_that, measure
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import get
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Trained
-from normfree_papers.normdead.performance import grey_nf_regnet, steps_that_train
+from normfree_papers.claims.seed_metrics import EndedRun
+from normfree_papers.normdead.trained_networks import grey_nf_regnet, steps_that_train
 
 PAR, CLIPPING, REGNETS = (get(f"normdead/{name}") for name in ("sec4_3", "sec5_2_clipping", "sec4_3_regnet"))
 
@@ -15,9 +15,9 @@ PAR, CLIPPING, REGNETS = (get(f"normdead/{name}") for name in ("sec4_3", "sec5_2
 def run(accuracy):
     """A run that ended, or diverged if it has no accuracy."""
     if accuracy is None:
-        return Trained({"status": "diverged", "test": None, "steps": 7}, ())
+        return EndedRun({"status": "diverged", "test": None, "steps": 7}, ())
     result = {"status": "finished", "test": {"accuracy": accuracy}, "steps": 1}
-    return Trained(result, [{"step": 1, "epoch": 1, "train_accuracy": accuracy}])
+    return EndedRun(result, [{"step": 1, "epoch": 1, "train_accuracy": accuracy}])
 
 
 def measured(claim, make, **fields):

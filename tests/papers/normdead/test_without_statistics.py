@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from made_up_runs import judge_means
-from normfree_papers.claims.claim import Settings, get
+from normfree_papers.claims.claim import Settings
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.reproduction import collect
-from normfree_papers.normdead import moments
+from normfree_papers.normdead import without_statistics
 
 
 def judged(claim_id: str):
@@ -21,21 +22,21 @@ def judged(claim_id: str):
 
 
 def test_power_estimates_rise_to_the_largest_singular_value():
-    found = moments.power_estimates(4)
+    found = without_statistics.power_estimates(4)
     assert found == sorted(found)
     assert found[-1] == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("start", [0.1, 4.0])
 def test_fixed_point_is_one_and_attracts(start):
-    steps = [abs(moments.fixed_point(start, layers) - 1) for layers in (1, 5, 20, 100)]
+    steps = [abs(without_statistics.fixed_point(start, layers) - 1) for layers in (1, 5, 20, 100)]
     assert steps == sorted(steps, reverse=True)
     assert steps[-1] < 1e-9
 
 
 def test_layer_moments_start_with_the_inputs():
-    mean, variance = moments.layer_moments("selu", (1.0, 4.0), 0)
-    assert len(mean) == len(variance) == moments._DEPTH + 1
+    mean, variance = without_statistics.layer_moments("selu", (1.0, 4.0), 0)
+    assert len(mean) == len(variance) == without_statistics._DEPTH + 1
     assert mean[0] == pytest.approx(1.0, abs=4 * 2 / math.sqrt(256 * 512))
     assert variance[0] == pytest.approx(4.0, rel=0.02)
 

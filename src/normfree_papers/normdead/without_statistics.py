@@ -16,7 +16,7 @@ from normfree.nn.normalizers import SELU, NormPropReLU
 from normfree.nn.weight_layers import SpectralNormLinear, WeightNormLinear
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, means
-from normfree_papers.normdead.float64 import generator, normal, rounding, undisturbed
+from normfree_papers.normdead.float64_draws import generator, normal, rounding, undisturbed
 
 _DRAWS, _DEPTH, _WIDTH, _BATCH = 1_000_000, 32, 512, 256
 _STARTS = {"mean 0, variance 4": (0.0, 4.0), "mean 0, variance 0.1": (0.0, 0.1), "mean 1, variance 1": (1.0, 1.0)}
