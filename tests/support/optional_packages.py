@@ -15,6 +15,7 @@ OPTIONAL = {
     "onnxruntime", "opacus", "optuna", "playwright", "pytorch_lightning", "ray", "sacrebleu", "scipy", "sentencepiece",
     "tensorboard", "timm", "torchvision", "transformers", "zensical",
 }  # fmt: skip
+ABSENT = {name for name in OPTIONAL if find_spec(name) is None}
 _uncollected: list[str] = []
 
 
@@ -25,7 +26,7 @@ def _missing(statements: list[ast.stmt]) -> set[str]:
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported.add(node.module.split(".")[0])
-    missing = {name for name in imported & OPTIONAL if find_spec(name) is None}
+    missing = imported & ABSENT
     for node in statements:
         if isinstance(node, ast.Try) and (tried := _missing(node.body)):  # a handler may import another package
             handled = [_missing(handler.body) for handler in node.handlers]
@@ -40,7 +41,7 @@ def missing_packages(path: Path) -> set[str]:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out files whose packages are missing, so that `pytest -m gpu` needs only the library's own."""
-    if collection_path.suffix != ".py" or not (missing := missing_packages(collection_path)):
+    if not ABSENT or collection_path.suffix != ".py" or not (missing := missing_packages(collection_path)):
         return None
     name = collection_path.relative_to(ROOT)
     _uncollected.append(f"not collected: {name} (not installed: {', '.join(sorted(missing))})")

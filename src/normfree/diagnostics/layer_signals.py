@@ -144,7 +144,8 @@ class LayerWeights:
         parts = self.parts
         used = {prefix for name in learning for prefix in _above(name)}
         filled = {prefix for name, p in parts.parameters.items() if p.requires_grad for prefix in _above(name)}
-        idle = [name for name in parts.modules if name in filled - used and name.rpartition(".")[0] in used]
+        unused = filled - used
+        idle = [name for name in parts.modules if name in unused and name.rpartition(".")[0] in used]
         patterns = {NUMBERS.sub("", name) for name in used}
         return [name for name in idle if NUMBERS.sub("", name) in patterns or not _is_head(name, parts, classes)]
 
