@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normfree.conversion.forward_passes import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
-from normfree.conversion.inspection import Inspection, whole_block_notes
+from normfree.conversion.inspection import Inspection, outer_skip_notes
 from normfree.graph.experts import same_in_others
 from normfree.graph.flow import Flow
 from normfree.graph.observer import JOINS, SPLITS, VIEWS
@@ -116,10 +116,10 @@ class Verification:
             return [*found.notes, *found.reasons]
         self.require_usable()
         heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not self._heads else ""
-        whole = whole_block_notes(plan)
+        skips = outer_skip_notes(plan)
         text = (
             f"{type(self._model).__name__} cannot be converted by '{method.name}': "
-            f"{'; '.join((*found.reasons, *whole, *growing))}{heads}"
+            f"{'; '.join((*found.reasons, *skips, *growing))}{heads}"
         )
         raise MethodError(text, found.found_by)
 
