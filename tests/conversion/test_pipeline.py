@@ -372,7 +372,7 @@ class Flat(nn.Module):
         (
             Flat(),
             "sqrt_half",
-            r"'\(model\)#1' \(and 1 more\): .* it stands in the model's own forward pass; use a method that",
+            r"'\(model\)#1' \(and 1 more\): .* it is in the model's own forward pass; use a method that",
         ),
         (Flat(), "skipinit", r"'weight': no module call uses this weight alone, .*; use 'dyt'$"),
         (
