@@ -166,9 +166,9 @@ def repeated(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def module_names(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """The names of modules with their files; `__init__`, `registry` and the verbs of the command line aside."""
+    """The names of modules with their files; `__init__` and the verbs of the command line aside."""
     for path in files:
-        if path.stem not in ("__init__", "registry") and path.parent != VERBS:
+        if path.stem != "__init__" and path.parent != VERBS:
             yield path.stem, str(path)
 
 

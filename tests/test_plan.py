@@ -69,8 +69,9 @@ def test_hidden_layers_are_all_but_the_classifier() -> None:
     assert [layer.name for layer in plan.hidden()] == [layer.name for layer in plan.layers()][:-1]
 
 
-def test_branch_depth_and_last_count_weight_layers() -> None:
+def test_branch_degree_and_last_count_weight_layers() -> None:
     first, second = small_plan().branches
+    assert first.depth == first.degree  # the name of release 0.1
     assert (first.degree, first.last.name) == (2, "b1.conv2")
     assert (second.degree, second.last.name) == (1, "b2.conv1")
 
@@ -80,7 +81,7 @@ def test_branch_last_of_an_empty_branch_explains() -> None:
     assert branch.degree == 0
     with pytest.raises(ValueError, match=EXPLAINS) as caught:
         _ = branch.last
-    for part in ("'body.3'", "expected at least one", "a removed branch or a sum around whole blocks", "use a method"):
+    for part in ("'body.3'", "expected at least one", "a removed branch or an outer skip", "use a method"):
         assert part in str(caught.value)
 
 

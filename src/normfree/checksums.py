@@ -66,12 +66,12 @@ class Checksum:
         """Compare a file, or the content of one, with the checksum.
 
         Args:
-            content: the bytes, or the path of the file.
-            name: the name of the file in the error.
-            remedy: the end of the error, such as "fetch it again".
+            content: The bytes, or the path of the file.
+            name: The name of the file in the error.
+            remedy: The end of the error, such as "fetch it again".
 
         Raises:
-            ValueError: if the file is truncated or altered.
+            ValueError: If the file is truncated or altered.
         """
         size = content.stat().st_size if isinstance(content, Path) else len(content)
         if self.size and size != self.size:
@@ -108,13 +108,13 @@ def read_sealed_json(path: Path, what: str, remedy: str) -> dict[str, Any]:
     """Read a JSON file that `write_sealed_json` wrote, without the entry of its sha256.
 
     Args:
-        path: the file.
-        what: its content in messages, such as "the result of a run".
-        remedy: the end of the error, such as "run it again".
+        path: The file.
+        what: Its content in messages, such as "the result of a run".
+        remedy: The end of the error, such as "run it again".
 
     Raises:
-        ValueError: if it is not a JSON object, or was altered after it was written.
-        OSError: if it cannot be read.
+        ValueError: If it is not a JSON object, or was altered after it was written.
+        OSError: If it cannot be read.
     """
     try:
         found = parse_json(read_limited(path))
@@ -179,7 +179,7 @@ def parse_json(raw: bytes) -> Any:
     """Parse JSON that may be damaged or forged.
 
     Raises:
-        ValueError: if it is no JSON, or has too many values, or is nested too deeply.
+        ValueError: If it is no JSON, or has too many values, or is nested too deeply.
     """
     if sum(map(raw.count, (b",", b"[", b"{"))) > _MOST_VALUES:
         raise ValueError(f"it has more than {_MOST_VALUES:,} values")

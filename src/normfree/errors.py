@@ -29,8 +29,8 @@ def missing_package(package: str, purpose: str) -> str:
     """Return one sentence on a missing optional package: the feature that needs it, and the command that installs it.
 
     Args:
-        package: the name of the package, as pip knows it; one of those in `EXTRAS`.
-        purpose: the subject of the sentence, such as "a plot" or "reading 'a.mat'".
+        package: The name of the package, as pip knows it; one of those in `EXTRAS`.
+        purpose: The subject of the sentence, such as "a plot" or "reading 'a.mat'".
 
     >>> missing_package("matplotlib", "a plot")
     "a plot needs matplotlib, which is not installed; in a clone of normfree, run: pip install '.[plots]'"
@@ -43,8 +43,8 @@ def require_package(package: str, purpose: str) -> None:
     """Raise `ValueError` if an optional package is not installed, before any work; nothing is imported.
 
     Args:
-        package: the name of the package, which is also the name of its module.
-        purpose: the subject of the sentence, as in `missing_package`.
+        package: The name of the package, which is also the name of its module.
+        purpose: The subject of the sentence, as in `missing_package`.
     """
     if find_spec(package) is None:
         raise ValueError(missing_package(package, purpose))

@@ -271,12 +271,12 @@ def explain_os_errors(what: str, path: Path, consequence: str = "") -> Iterator[
     """Turn an `OSError` into one sentence: what could not be written, where, why, and the remedy.
 
     Args:
-        what: the thing that is written, such as "the table".
-        path: its file or folder.
-        consequence: ends the sentence, such as "the earlier file is unchanged".
+        what: The thing that is written, such as "the table".
+        path: Its file or folder.
+        consequence: Ends the sentence, such as "the earlier file is unchanged".
 
     Raises:
-        OSError: in place of any `OSError` inside, with the same `errno`.
+        OSError: In place of any `OSError` inside, with the same `errno`.
     """
     try:
         yield

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 from normfree.report.tables import notebook_html
@@ -87,8 +88,8 @@ class Layer:
 class Branch:
     """One residual sum: the weight layers of its branch, in order, and its shortcut.
 
-    A branch has no layers if it was removed, or if all its layers belong to sums inside it, as in x + blocks(x). It
-    counts in positions and in L like any other, so methods scale the inner sums slightly too small.
+    A branch has no layers if it was removed, or if it is an outer skip, x + blocks(x): all its layers then belong to
+    sums inside it. It counts in positions and in L like any other, so methods scale the inner sums slightly too small.
 
     Attributes:
         name: The qualified name of the sum.
@@ -152,7 +153,7 @@ class Branch:
         if not self.layers:
             raise ValueError(
                 f"branch '{self.name}' has no weight layer of its own: expected at least one, got a removed branch or "
-                "a sum around whole blocks; use a method that does not initialize branches"
+                "an outer skip, x + blocks(x); use a method that does not initialize branches"
             )
         return self.ends[-1]
 
@@ -343,8 +344,7 @@ def positions(stage_sizes: Sequence[int], transitions: Sequence[bool]) -> tuple[
         )
     flags = iter(transitions)
     out: list[Position] = []
-    for stage, size in enumerate(stage_sizes, start=1):
-        previous = stage_sizes[stage - 2] if stage > 1 else 0
+    for stage, (previous, size) in enumerate(pairwise((0, *stage_sizes)), start=1):
         for within in range(1, size + 1):
             out.append(Position(len(out) + 1, total, stage, within, size, previous, next(flags)))
     return tuple(out)
@@ -363,13 +363,10 @@ def remember_plan_(model: Any, plan: ResidualPlan, example: Any = None) -> None:
 
 
 def remembered_plan(model: Any) -> ResidualPlan | None:
-    """Return the plan that a model was converted, loaded or built with.
+    """Return the plan that a model was converted, loaded or built with, or None; its names are those of `unwrapped`.
 
     Args:
         model: A model, also one inside `DistributedDataParallel`, `torch.compile` or another wrapper.
-
-    Returns:
-        The plan, or None if the model has none. Its names are those of `unwrapped(model)`.
     """
     stated = getattr(unwrapped(model), "plan", None)  # of a built model
     return kept_plan(model) or (stated if isinstance(stated, ResidualPlan) else None)

@@ -306,19 +306,19 @@ def normprop_constants() -> tuple[float, float]:
     return relu.mean, math.sqrt(relu.variance)
 
 
-def fixup_scale(branches: int, layers: int) -> float:
-    """Return the factor L^(-1/(2m-2)) on the weights of a branch of m layers, one of L branches.
+def fixup_scale(branches: int, degree: int) -> float:
+    """Return the factor L^(-1/(2m-2)) on the weights of a branch of degree m (m layers in a row), one of L branches.
 
     Reference: fixup, section 3, equation 5 and rule 2.
 
-    >>> fixup_scale(branches=16, layers=2)
+    >>> fixup_scale(branches=16, degree=2)
     0.25
     """
     _require_positive(branches=branches)
-    if layers < 2:
+    if degree < 2:
         remedy = "zero the branch's only layer or give the branch a second one: the exponent 1/(2m-2) has no value"
-        raise _value_error("at least 2 weight layers in a branch", layers, remedy)
-    return float(branches ** (-1 / (2 * layers - 2)))
+        raise _value_error("a branch of degree 2 or more", degree, remedy)
+    return float(branches ** (-1 / (2 * degree - 2)))
 
 
 def scalar_branch_update(a: Sequence[float], x: float = 1.0) -> float:

@@ -193,7 +193,7 @@ def test_signal_that_grows_too_far_at_sums_of_whole_blocks_is_refused(method: st
         assert "have no layer to scale: '1', '2', '3', '4', '5', '6' and 2 more" in plan.changes.notes[0]
         return
     with pytest.raises(
-        ValueError, match=r"(times as large as|the first loss) .*; the signal may still grow at sums of whole blocks"
+        ValueError, match=r"(times as large as|the first loss) .*; the signal may still grow at outer skips"
     ):
         normfree.convert(network(8, Group), method, X)
 
@@ -372,7 +372,7 @@ class Flat(nn.Module):
         (
             Flat(),
             "sqrt_half",
-            r"'\(model\)#1' \(and 1 more\): .* it stands in the model's own forward pass; use a method that",
+            r"'\(model\)#1' \(and 1 more\): .* it is in the model's own forward pass; use a method that",
         ),
         (Flat(), "skipinit", r"'weight': no module call uses this weight alone, .*; use 'dyt'$"),
         (

@@ -196,7 +196,7 @@ def blocks(kind: Callable[[], nn.Module]) -> nn.Sequential:
 @pytest.mark.parametrize("method", ["fixup", "skipinit", "nf", "wn"])
 def test_branch_without_weights_and_without_a_module_is_refused_with_a_remedy_that_works(method: str) -> None:
     x = torch.randn(BATCH, LENGTH, WIDTH)
-    with pytest.raises(ValueError, match=r"grows at sums of a branch without weights.* '1', '2', .*; make that branch"):
+    with pytest.raises(ValueError, match=r"grows at sums of a weightless branch.* '1', '2', .*; make that branch"):
         nf.convert(blocks(PostNorm), method, x)
     model, _ = nf.convert(blocks(PostNormModule), method, x)
     assert rms(model(x)) < 3

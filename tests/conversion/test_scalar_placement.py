@@ -243,7 +243,7 @@ def test_isograd_scales_sums_over_whole_blocks() -> None:
     _, plan = convert(network(2, Whole), "isograd", X)
     assert not plan.branches[-1].layers
     assert [record.kind for record in plan.changes.added] == ["multiplier c of a sum"] * 6
-    assert "the signal may still grow at sums of whole blocks" in plan.changes.notes[0]
+    assert "the signal may still grow at outer skips" in plan.changes.notes[0]
 
 
 def test_relu_after_a_sum_is_known_by_its_class() -> None:

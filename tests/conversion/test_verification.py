@@ -389,7 +389,7 @@ def test_layer_scales_are_found_by_what_they_do(name: str) -> None:
     "name", ["activated", "activated by silu", "normalized after the activation", "fused activation"]
 )
 @pytest.mark.parametrize("method", ["fixup", "skipinit"])
-def test_multiplier_stands_behind_the_activation_and_starts_at_zero(name: str, method: str) -> None:
+def test_multiplier_after_the_activation_starts_at_zero(name: str, method: str) -> None:
     model, example = made(name)
     converted, plan = nf.convert(model, method, example)
     betas = [a for a in plan.changes.added if a.kind == "multiplier β"]

@@ -56,7 +56,7 @@ class Inspection:
         inline_norms: The modules whose own code divides the signal by its scale.
         unaccounted: The weights that the plan does not list.
         parameters: The number of parameters.
-        weightless: The branches without weights.
+        weightless: The weightless branches, such as pooling.
         norm_like: The modules of unknown classes that behave like a normalizer, each with its class.
         squares: The modules that return a power of the signal to a layer, such as a squared ReLU.
         experts: The groups of experts, of which the model chooses some by values.
@@ -138,7 +138,7 @@ class Inspection:
     def notes(self, *, keeps_layers: bool) -> list[str]:
         """Notes on unchanged parts, and on what needs care, one sentence each."""
         notes = [] if self.plan.branches else [NO_SUMS]
-        notes += whole_block_notes(self.plan)
+        notes += outer_skip_notes(self.plan)
         if self.uncalled and not keeps_layers:
             notes.append(
                 f"the example does not reach {listed(self.uncalled)}, so they were converted as the experts beside them"
@@ -173,10 +173,12 @@ class Inspection:
         return notes
 
 
-def whole_block_notes(plan: ResidualPlan) -> list[str]:
-    """A note on branches without layers of their own, if there are any."""
+def outer_skip_notes(plan: ResidualPlan) -> list[str]:
+    """A note on outer skips, x + blocks(x), if there are any: branches without layers of their own."""
     if bare := [branch.name for branch in plan.branches if not branch.layers]:
-        return [f"the signal may still grow at sums of whole blocks, which have no layer to scale: {listed(bare)}"]
+        return [
+            f"the signal may still grow at outer skips, x + blocks(x), which have no layer to scale: {listed(bare)}"
+        ]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Text for errors and notes: the names of modules in quotes, lists of names, and reasons of the same kind as one."""
+"""Text for errors and notes: names of modules in quotes, lists of names, and similar reasons as one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def listed(names: Iterable[str], classes: Mapping[str, str] | None = None) -> st
 
 
 def grouped(reasons: Iterable[str]) -> list[str]:
-    """One of each kind of reason, with the number of the others that differ from it in quoted names only.
+    """One reason of each kind, with the number of the others, which differ from it in quoted names only.
 
     >>> grouped(["'a': no place", "'b': no place", "'c': no bias"])
     ["'a' (and 1 more): no place", "'c': no bias"]

@@ -172,7 +172,7 @@ class _Conversion:
         notes: Notes on the changes.
         keeps_layers: Whether the method only replaces the normalizers, and leaves weights and sums as they are.
         values: The initial values of the method's scalars at each branch.
-        placed: The scalars to add, and the reasons why others cannot be added.
+        placed: The scalars to add, and the reasons why others have no place.
     """
 
     model: nn.Module
@@ -205,7 +205,7 @@ class _Conversion:
 
 
 def _run_steps_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
-    """Run steps 2 to 5. Any error leaves the model as it was; an attempt always ends in an error."""
+    """Run steps 2 to 5. Any error leaves the model as it was; an attempt that succeeds raises `AttemptSucceeded`."""
     _refuse(conversion)
     with restored_on_error(conversion.model) as as_before:
         conversion.records += replace_layers_(conversion.model, conversion.inspection, conversion.method, generator)

@@ -285,7 +285,6 @@ def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Flow) -> list[str
     """The names of the learned tokens: parameters that are concatenated to the sequence, or that a layer reads."""
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
-
     joined = [name for name in plan.aside if name in parameters and "joined" in flow.weights.uses[name]]
     return [name for name in joined if parameters[name].dim() >= 2 and parameters[name].shape[-1] == width]
 

@@ -20,7 +20,7 @@ from normfree.plan import Layer, ResidualPlan
 
 
 class WeightlessSum(NamedTuple):
-    """A sum x + f(x) on the residual stream whose f has no weights, as pooling or a Fourier transform.
+    """The sum x + f(x) of a weightless branch f, such as pooling, with the residual stream x.
 
     Attributes:
         home: The module whose forward pass adds.
@@ -37,7 +37,7 @@ class WeightlessSum(NamedTuple):
 
 @dataclass
 class Rescaling:
-    """The scales that a pass through the converted model has set.
+    """The scales that a pass through the converted model set.
 
     Attributes:
         rescaled: A record of each rescaled weight.
@@ -72,18 +72,18 @@ class Rescaling:
         if not self.growing:
             return []
         return [
-            "the signal grows at sums of a branch without weights, which no multiplier can scale: "
+            "the signal grows at sums of a weightless branch, which no multiplier can scale: "
             f"{listed(dict.fromkeys(self.growing))}; make that branch a module of its own"
         ]
 
 
 class _WeightlessScaling(Observer):
-    """Sets the multipliers of branches without weights while the model runs inside `following`.
+    """Sets the multipliers of weightless branches while the model runs inside `following`.
 
-    With N such sums, each branch becomes 1/N of the stream that it is added to, if it is larger. A
-    branch such as pooling returns nearly what it reads. N sums then multiply the signal by (1 + 1/N)^N, at most e.
+    With N such sums, a branch that is larger than 1/N of the stream that it is added to becomes 1/N of it. If each
+    branch returns nearly what it reads, as pooling does, N sums then multiply the signal by (1 + 1/N)^N, at most e.
 
-    A sum whose branch has no multiplier is noted if it makes the signal larger by a fifth or more.
+    A sum whose branch has no multiplier is noted if it makes the signal larger by more than a fifth.
     """
 
     def __init__(self, model: nn.Module, sums: Sequence[WeightlessSum], found: Rescaling) -> None:
@@ -150,7 +150,7 @@ def rescaling_(
     rectified: Container[str] = (),
     experts: Sequence[Sequence[str]] = (),
 ) -> Iterator[Rescaling]:
-    """Scale branches without weights, and with `layers` the layers outside the branches, while the model runs inside.
+    """Scale weightless branches, and with `layers` the layers outside the branches, while the model runs inside.
 
     Each layer outside the branches is scaled to unit variance, and so is each layer of a branch that merges signals.
     Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal at each
@@ -159,9 +159,12 @@ def rescaling_(
     The layers of gates are not rescaled either: the next layer corrects the scale. The input of a gate is pooled and
     hardly varies. If a gate's layer were scaled to unit variance, gates would learn so fast that EfficientNet diverges
     at learning rates at which it trains otherwise.
+
     A layer that modulates (adaptive layer norm) is scaled to a variance of 1/L, so that L branches, each multiplied by
     1 + s with such an s, multiply the variance by at most e.
-    An expert that gets no samples is scaled as the others of its group are, on average.
+
+    An expert that gets no samples is scaled by the average divisor of the others in its group.
+
     `rectified` names the layers whose outputs a ReLU reads. If such a layer belongs to a gate and all its outputs are
     negative, its weight is negated, which is an equally likely draw. Otherwise the gate would be off for all samples
     for good, because its pooled inputs hardly vary.

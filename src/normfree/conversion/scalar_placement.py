@@ -5,7 +5,7 @@ Scalars go to weight layers, or to a block that returns a sum:
     x' = c · (a · h(x) + β · f(α · x) + δ)
 
 α and the entry's bias come before the layers that read the branch's input, β and δ after those whose output is added.
-A fixed a is taken out of the bracket, a·h + β·f = a·(h + (β/a)·f), so that only whole blocks need scaling.
+A fixed a is taken out of the bracket, a·h + β·f = a·(h + (β/a)·f), so that the sum is scaled and not its shortcut.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Scalars = dict[tuple[str, ScalarName], ScalarStart]
 
 
 class Placement(NamedTuple):
-    """The scalars by module, the reasons why others have no place, and the sums that add a branch without weights."""
+    """The scalars by module, the reasons why others have no place, and the sums of weightless branches."""
 
     scalars: Scalars
     obstacles: Obstacles
@@ -80,13 +80,13 @@ def place_scalars(
         values: The initial values of the method's scalars at each branch.
         flow: The recorded flow of the model. A layer whose weight is used without a call (the projections of an
             attention) is scaled through the module that uses it.
-        branches: The branches without weights.
+        branches: The weightless branches.
 
     Returns:
         The scalars to add, and the reasons why others have no place.
 
-    A branch without weights gets a multiplier by every method that is free of normalization: the stream that it reads
-    is not normalized any more.
+    Every norm-free method gives a weightless branch a multiplier, because the stream that it reads is no longer
+    normalized.
     """
     placing = _Placing(model, plan, method, flow)
     placing.place(values)
@@ -141,7 +141,7 @@ class _Placing:
                 self._place_at(layer, "shift", 0.0, True)
 
     def place_weightless(self, branches: Iterable[WeightlessBranch]) -> list[WeightlessSum]:
-        """Place a multiplier at each branch without weights. Its value follows when the model runs."""
+        """Place a multiplier at each weightless branch. Its value is set when the model runs."""
         found = []
         for node, end, steps in branches:
             holder = next(filter(self._can_hold, (name for step in steps for name in self._names(step))), None)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normfree.conversion.forward_passes import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
-from normfree.conversion.inspection import Inspection, whole_block_notes
+from normfree.conversion.inspection import Inspection, outer_skip_notes
 from normfree.graph.experts import same_in_others
 from normfree.graph.flow import Flow
 from normfree.graph.observer import JOINS, SPLITS, VIEWS
@@ -116,10 +116,10 @@ class Verification:
             return [*found.notes, *found.reasons]
         self.require_usable()
         heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not self._heads else ""
-        whole = whole_block_notes(plan)
+        skips = outer_skip_notes(plan)
         text = (
             f"{type(self._model).__name__} cannot be converted by '{method.name}': "
-            f"{'; '.join((*found.reasons, *whole, *growing))}{heads}"
+            f"{'; '.join((*found.reasons, *skips, *growing))}{heads}"
         )
         raise MethodError(text, found.found_by)
 
@@ -178,7 +178,7 @@ class Verification:
                 continue
             text = f"output {i} is {compact(now / was)} times as large as the original's"
             if not (large < _LARGE * growth**0.5 and small > _SMALLEST):
-                found.reasons.append(f"{text}, {place(_is_large if large > 1 else _is_small)}")
+                found.reasons.append(f"{text}, {place(partial(_is_extreme, large > 1))}")
             elif large > _LARGE_NOTED:
                 found.notes.append(
                     f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed"
@@ -198,9 +198,11 @@ class Verification:
     def _compare_first_loss(self, outputs: Sequence[Tensor], growth: float, found: _Findings) -> None:
         """Compare the cross-entropy of random classes with that of a uniform guess, log C.
 
-        Normal scores of variance σ² have the loss log C + σ²/2. At twice log C a softmax freezes: it gives nearly all
-        weight to a few classes, at random. A higher loss is allowed if the original starts high, or if the method
-        lets the signal grow. A new classifier turns features of variance `growth` into scores of a third of it.
+        Normal scores of variance σ² have the loss log C + σ²/2. At 2·log C a softmax freezes: it gives nearly all
+        weight to a few classes, at random. So an excess over log C of more than log C (of 2 for few classes) is
+        refused, and of more than a quarter of that is noted. Two things are allowed on top: three times the excess of
+        the original, and, before a refusal, the excess due to `growth`: a new classifier turns features of that
+        variance into scores of σ² = growth/3, whose excess is σ²/2, or σ·√(2·log C) if that is less.
         """
         layers = self._inspection.plan.classifier
         known = [layer for layer in layers if layer.name in self._heads or (not self._heads and len(layers) == 1)]
@@ -217,7 +219,7 @@ class Verification:
                 frozen = max(guess, _FEW_CLASSES)
                 grown = min(growth / 6, (2 * guess * growth / 3) ** 0.5)
                 above = loss - guess - 3 * max(old - guess, 0.0)
-                if above <= frozen / 4:  # half the spread
+                if above <= frozen / 4:  # half the σ of scores that freeze
                     continue
                 text = (
                     f"the first loss at '{layer.name}' is {compact(loss)}, where a uniform guess has {compact(guess)}"
@@ -382,12 +384,9 @@ def _differs_less(limit: float, tensor: Tensor) -> bool:
     return _spread(tensor) < limit
 
 
-def _is_large(tensor: Tensor) -> bool:
-    return not _rms(tensor) < _LARGE
-
-
-def _is_small(tensor: Tensor) -> bool:
-    return not _rms(tensor) > _SMALL_NOTED
+def _is_extreme(large: bool, tensor: Tensor) -> bool:
+    """Whether a tensor is large, or else small; NaN is both."""
+    return not _rms(tensor) < _LARGE if large else not _rms(tensor) > _SMALL_NOTED
 
 
 def _rms(tensor: Tensor) -> float:

@@ -84,12 +84,12 @@ def _cannot_convert_by(method: Method) -> str | None:
         "puts a new convolution into every shortcut": method.shortcut == "conv everywhere",
         "needs an activation function of its own": method.activation != "relu",
     }
-    for change in (change for change, needed in changes.items() if needed):
-        return (
-            f"method '{method.spec}' {change}, which cannot be done without rewriting the model's code; "
-            "build a normfree model with it instead"
-        )
-    return None
+    if (change := next((change for change, needed in changes.items() if needed), None)) is None:
+        return None
+    return (
+        f"method '{method.spec}' {change}, which cannot be done without rewriting the model's code; "
+        "build a normfree model with it instead"
+    )
 
 
 def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Collection[str]) -> None:

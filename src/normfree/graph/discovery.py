@@ -129,7 +129,7 @@ def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
 
 
 class WeightlessBranch(NamedTuple):
-    """A branch f without weights, such as pooling, that is added to the residual stream: x + f(x).
+    """A branch f without parameters, such as pooling, that is added to the residual stream: x + f(x).
 
     `end` is the operand f(x) of the addition. `steps` are the steps on every path to f(x), the last first.
     """
@@ -140,9 +140,9 @@ class WeightlessBranch(NamedTuple):
 
 
 def weightless_branches(flow: Flow, plan: ResidualPlan) -> list[WeightlessBranch]:
-    """The branches without weights of a network with residual branches.
+    """The weightless branches of a network with residual branches.
 
-    A sum inside a branch is no such sum, since the scalars of its branch act on it.
+    A sum inside another branch is left out, since the scalars of that branch act on it.
     """
     places = {(branch.home, branch.addition) for branch in plan.branches}
     residual = {node for node in flow.nodes if (node.home, node.ordinal) in places}

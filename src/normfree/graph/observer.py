@@ -67,7 +67,7 @@ POINTWISE = GATES | SUMS | PRODUCTS | {
     "pow", "pow_", "__pow__", "square", "square_", "exp", "log1p", "softplus", "neg", "__neg__", "rsub", "__rsub__",
     "weighted_add",
 }  # fmt: skip
-# The result does not depend on the values of the argument. It has the argument's shape, but for the `new_` functions.
+# The result does not depend on the values of the argument. Except for `new_` functions, it has the argument's shape.
 VALUELESS = frozenset({
     "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",
     "full_like", "rand_like", "randn_like", "randint_like",

@@ -161,7 +161,7 @@ def _stays_inside(node: Node, inside: set[Node]) -> bool:
 
 
 def _is_part_of_a_branch(node: Node, shortcuts: Mapping[Node, Node]) -> bool:
-    """Whether a sum of layers feeds directly, and only, into another sum whose other operand has no layers."""
+    """Whether a sum of layers is only read by another sum, directly, whose other operand has no layers."""
     while len(node.users) == 1 and node.users[0].kind == "scaling":
         node = node.users[0]
     if len(node.users) != 1 or node.users[0].kind != "sum":
@@ -288,7 +288,7 @@ def _growing_factors(node: Node) -> tuple[Node, ...]:
 
 
 class NonResidualSums:
-    """The sums that are not residual, though their operands have a common ancestor, and what shows them.
+    """The sums that are not residual, though their operands have a common ancestor.
 
     - A sum that leads to single numbers only, as in `((prediction - x) ** 2).mean()`, is part of a loss.
     - Sums of parallel layers, conv3x3(x) + conv1x1(x) + x as in re-parametrizable blocks, form one layer.

@@ -178,9 +178,9 @@ def test_signal_that_others_read_keeps_its_affine_map() -> None:
     reasons = {kept.name: kept.reason for kept in record.kept}
     assert reasons["unused"] == "it is not called"
     assert reasons["twice"] == "it is called more than once"
-    assert "'shared', which is used more than once" in reasons["first"]
-    assert "'seen', which others read as well" in reasons["out"]
-    assert "'read', which others read as well" in reasons["sibling"]  # it is an output
+    assert "'shared', cannot take it: it is used more than once" in reasons["first"]
+    assert "'seen', cannot take it: others read its output as well" in reasons["out"]
+    assert "'read', cannot take it: others read its output as well" in reasons["sibling"]  # it is an output
 
 
 def test_weight_of_a_parametrization_keeps_its_affine_map() -> None:

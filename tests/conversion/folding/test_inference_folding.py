@@ -189,7 +189,7 @@ def test_multiplier_that_cannot_vanish_stays_with_the_reason() -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     assert {kept.name: kept.reason for kept in record.kept} == {
         "loop": "another path fixes a different ratio between the scales of its input and output",
-        "negative": "its factor -2 is not positive, and no layer stands before it",
+        "negative": "its factor -2 is not positive, and no layer is before it",
     }
     assert [fold.name for fold in record.folded] == ["bias"]
     assert isinstance(after.loop, ScalarMultiplier)

@@ -110,8 +110,8 @@ def _fold_into_neighbours_(norm: _AffineNorm, node: Node, flow: ModuleFlow) -> t
     readers = _readers(node, flow)
     reasons = [reason for reader in readers if (reason := _cannot_take(reader, flow, reads=True)) is not None]
     if not readers or reasons:
-        reason_after = f"after it {reasons[0]}" if reasons else "nothing reads it"
-        return f"before it {reason_before}; {reason_after}"
+        reason_after = f"the step after it, {reasons[0]}" if reasons else "nothing reads it"
+        return f"the step before it, {reason_before}; {reason_after}"
     for reader in readers:
         arrays = LayerArrays(flow.module(reader))
         arrays.scale_inputs_(norm.scale, norm.shift)
@@ -139,20 +139,18 @@ def _cannot_take(node: Node, flow: ModuleFlow, *, reads: bool) -> str | None:
     """Why the layer before a batch norm, or one that `reads` it, cannot take it; None if it can."""
     layer = flow.module(node)
     if layer is None:
-        return f"stands '{node.name}'"
+        return f"'{node.name}', is a function"
     reason = cannot_fold_into(layer)
-    if reason is not None:
-        return f"stands '{flow.own_name(node)}': {reason}"
-    if flow.is_shared(node):
-        return f"stands '{flow.own_name(node)}', which is used more than once"
-    if not reads and len(node.users) > 1:
-        return f"stands '{flow.own_name(node)}', which others read as well"
     shape = node.inputs[0].shape if reads else node.shape
-    if len(shape) != (2 if isinstance(layer, nn.Linear) else cast(Tensor, layer.weight).dim()):
-        return f"stands '{flow.own_name(node)}', whose channels lie in another dimension"
-    if reads and LayerArrays(layer).pads_zeros:
-        return f"stands '{flow.own_name(node)}', which pads with zeros"
-    return None
+    if reason is None and flow.is_shared(node):
+        reason = "it is used more than once"
+    elif reason is None and not reads and len(node.users) > 1:
+        reason = "others read its output as well"
+    elif reason is None and len(shape) != (2 if isinstance(layer, nn.Linear) else cast(Tensor, layer.weight).dim()):
+        reason = "its channels are in another dimension"
+    elif reason is None and reads and LayerArrays(layer).pads_zeros:
+        reason = "it pads with zeros"
+    return reason and f"'{flow.own_name(node)}', cannot take it: {reason}"
 
 
 def _is_batch_norm(module: nn.Module) -> bool:

@@ -236,7 +236,7 @@ def _write_(marked: MarkedModel, steps: list[FoldStep]) -> Folding:
     done = {r.module for r in replacements if r.affine}
     others = [
         RemainingModule(
-            name, type(module).__name__, "it is used more than once or never, or stands around no weight layer"
+            name, type(module).__name__, "it is used more than once or never, or has no weight layer inside"
         )
         for name, module in marked.model.named_modules()
         if isinstance(module, ScalarBias | ScalarMultiplier | ScaledModule) and module not in done

@@ -42,7 +42,7 @@ class MarkedModel(nn.Module):
         return ModuleFlow(self, record(self, *args, **kwargs))
 
     def replace_(self, swaps: Mapping[nn.Module, nn.Module]) -> None:
-        """Replace modules wherever they stand; a new one takes the mode of the old one."""
+        """Replace modules everywhere in the model; a new one takes the mode of the old one."""
         for old, new in swaps.items():
             new.train(old.training)
         for parent in list(self.modules()):

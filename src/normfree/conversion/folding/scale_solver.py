@@ -130,7 +130,7 @@ def solve_factors_(steps: list[FoldStep]) -> None:
     for step in sorted(multipliers, key=lambda step: bool(step.scale != 1)):  # biases first: they tie by 1
         scale = step.scale.item()
         if not 0 < scale < math.inf:
-            step.stays = f"its factor {scale:g} is not positive, and no layer stands before it"
+            step.stays = f"its factor {scale:g} is not positive, and no layer is before it"
         else:
             step.stays = classes.tie(place[step.inputs[0]], place[step], scale)
     for step in steps:
