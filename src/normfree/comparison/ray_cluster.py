@@ -1,8 +1,9 @@
 """The runs of a sweep on a Ray cluster.
 
 Ray places every run on a node with enough CPUs and GPUs, and starts it again on another node if its node or process is
-lost; the run continues from its last checkpoint. All nodes and the driver share one folder. Its locks keep two workers
-out of one run, and before a worker trains it checks that it sees the folder and that the locks of other nodes hold.
+lost; the run continues from its last checkpoint. All nodes share one folder with the driver, the process that called
+`compare`. Locks in this folder keep two workers out of one run. Before a worker trains, it checks that it sees the
+folder and the locks of other nodes.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ def _require_same_release(worker: _Worker) -> None:
 
 @contextmanager
 def _shared_proof(shared: Path) -> Iterator[Path]:
-    """Hold the lock of a new file in the shared folder, by which workers see that they share the folder and its locks.
+    """Hold the lock of a new file in the shared folder; a worker that sees both shares the folder and its locks.
 
     Raises:
         ValueError: if the file system has no locks.
@@ -290,7 +291,7 @@ def _shared_proof(shared: Path) -> Iterator[Path]:
 
 
 def _require_shared(proof: Path) -> None:
-    """Raise `ValueError` if this node does not see the folder of the driver, or does not see its locks."""
+    """Raise `ValueError` if this node does not see the folder of the driver, or the lock of the driver in it."""
     node = socket.gethostname()
     if not proof.exists():
         raise ValueError(

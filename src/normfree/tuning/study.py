@@ -201,10 +201,10 @@ def _lock_trial(settings: StudySettings, number: int, held: ExitStack) -> bool:
 
 
 def _sampler(settings: StudySettings, number: int) -> optuna.samplers.BaseSampler:
-    """Return the sampler of one trial; its seed depends on the number, so that a killed search continues the same."""
+    """Return the sampler of one trial, seeded by the number of the trial: a killed search makes the same trials."""
     import optuna
 
-    if settings.sampler == "grid":  # one seed gives one order of the points, of which a trial takes that of its number
+    if settings.sampler == "grid":  # the seed orders the points; trial n takes the n-th
         return optuna.samplers.GridSampler(grid_of(settings.space), seed=settings.config.seed % 2**32)
     seed = int(np.random.SeedSequence([settings.config.seed, number]).generate_state(1)[0])
     if settings.sampler == "random":

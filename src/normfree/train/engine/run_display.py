@@ -1,9 +1,9 @@
-"""What a run shows of itself while it trains: its progress, its page, the signal over depth, a TensorBoard log.
+"""What a run shows while it trains: its progress, its page, the signal over depth, a TensorBoard log.
 
 The signal is measured by `normfree.diagnostics.propagate`, and judged by `judge`.
 
-None of it changes a number of the run. What fails is logged once and left out, and the run goes on. Only an error in
-a progress function of the caller ends the run.
+None of it changes a number of the run. A display that fails is logged once and left out, and the run continues. Only
+an error in a progress function of the caller ends the run.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _EXAMPLES = 16  # on which the signal is measured
 _POINTS = 200  # of the curve of the first epoch while it runs
 
 
-class Live:
-    """What a run shows; see the module's docstring. `attach` gives it the run.
+class RunDisplay:
+    """What a run shows; see the module's docstring. `attach` says which run.
 
-        with Live("resnet20", True, page=True) as live: ...
+        with RunDisplay("resnet20", True, page=True) as display: ...
 
     Args:
         model: The name of the model, with which the line of progress begins.
-        progress: The line of progress that `fit` was asked for: a function in its place, or whether there is one; None
-            for one in a notebook only.
+        progress: Whether to show a line of progress; None shows it in a notebook only. A function is called in its
+            place.
         page: Whether to write the page, and to measure the signal for it.
         done: The steps that earlier processes of the run have done.
 
@@ -73,7 +73,7 @@ class Live:
         self._failed: set[str] = set()
         self._curve: list[dict[str, Any]] = []  # of the first epoch
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> RunDisplay:
         return self
 
     def __exit__(self, *error: Any) -> None:

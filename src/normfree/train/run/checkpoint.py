@@ -126,7 +126,7 @@ def publish(
 class Writer:
     """Writes checkpoints in a thread, so that training continues meanwhile; one at a time.
 
-    A kill at any moment leaves the checkpoint before, as with `save`. An error is raised by the next call.
+    A kill at any moment leaves the previous checkpoint, as with `save`. An error is raised by the next call.
 
     Args:
         run: The folder of the run.
@@ -146,7 +146,7 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint, after the one before is written; the tensors must not change meanwhile."""
+        """Wait for the previous write, then begin to write a checkpoint; the tensors must not change meanwhile."""
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(tensors, state), name="normfree checkpoint")
         self._thread.start()

@@ -98,7 +98,7 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run in the folder has a checkpoint, a result or metrics; otherwise nothing is lost without it."""
+        """Whether the run in the folder has a checkpoint, a result or metrics, which replacing it would lose."""
         files = (self.metrics_path, self.result_path)
         return any(file.exists() and file.stat().st_size for file in files) or self.saved_step is not None
 
