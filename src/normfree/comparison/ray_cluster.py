@@ -32,7 +32,7 @@ _RETRIES = 10  # lost workers that one run survives
 _POLL_SECONDS = 0.5
 _REPORT_SECONDS = 1.0  # between two reports of a run
 _SAVE_SECONDS = 120.0  # for running tasks to save their state after a signal or an error
-_PATIENCE = 600.0  # how long to wait for a node that could take a run; an autoscaler may start one meanwhile
+_PATIENCE = 600.0  # how long to wait for a node that could take a run; an autoscaler may start one
 _OLD_PROOF = 3600.0  # seconds after which the proof of a killed driver is removed
 
 
@@ -109,7 +109,7 @@ class _Sweep:
             if pending:
                 yield from self._stopped(pending)
                 pending = []
-        except KeyboardInterrupt:  # a second ctrl-C: nothing is saved any more
+        except KeyboardInterrupt:  # a second ctrl-C: do not wait for runs to save
             pending = []
             raise
         finally:
@@ -156,7 +156,7 @@ class _Sweep:
         return result
 
     def _report(self, pending: list[Any], on_report: Callable[[Reports], None]) -> None:
-        """Pass on the reports of the running tasks; say what is waited for if none could run on any node."""
+        """Pass on the reports of the running tasks; if no node is large enough for a run, say what is missing."""
         import ray
         from ray.exceptions import RayError
 

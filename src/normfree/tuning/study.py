@@ -4,9 +4,9 @@
     locks/0007/      the lock of trial 7, held by the worker that trains it
     trial-0007/      the run of trial 7
 
-A worker takes a trial under one lock of the study. It first continues a trial whose worker is gone: the trial is not
-finished and nobody holds its lock. So there are exactly as many trials as were asked for, however many workers share
-the study and however often they are killed.
+A worker takes a trial while it holds the lock of the study. It first looks for a trial that is not finished and whose
+lock nobody holds, because its worker ended, and continues it. So there are exactly as many trials as were asked for,
+however many workers share the study and however often they are killed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StudySettings:
         space: The settings that are searched.
         metric: The validation score that is compared.
         sampler: How the values of a trial are chosen.
-        pruner: How hopeless trials are stopped.
+        pruner: How trials with low scores are stopped early.
         total: The number of trials in all.
     """
 
@@ -150,7 +150,7 @@ def count_finished(settings: StudySettings) -> int:
 
 @contextmanager
 def take_trial(settings: StudySettings) -> Iterator[TakenTrial | None]:
-    """Take a trial until the end of the `with` block: one whose worker is gone, else a new one; None if none is left.
+    """Take a trial until the end of the `with` block: one whose worker ended, else a new one; None if none is left.
 
     Raises:
         ValueError: if the journal is damaged.

@@ -1,4 +1,4 @@
-"""Batches of translation pairs in a few fixed shapes: a pure function of seed, epoch and step."""
+"""Batches of translation pairs in a few fixed shapes; each depends only on seed, epoch and step."""
 
 from __future__ import annotations
 

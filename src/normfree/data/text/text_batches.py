@@ -1,4 +1,4 @@
-"""Batches of running text for language models: blocks of equal length, a pure function of seed, epoch and step."""
+"""Batches of running text for language models: blocks of equal length, shuffled by seed and epoch."""
 
 from __future__ import annotations
 

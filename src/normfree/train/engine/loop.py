@@ -216,7 +216,7 @@ class Trainer:
         return "finished"
 
     def _end_epoch(self, epoch: int) -> RunStatus | None:
-        """Validate, log and save; return how the run ended if it diverged or a signal came meanwhile."""
+        """Validate, log and save; return how the run ended if it diverged or a signal came."""
         loss, accuracy, alive = self._poll()
         if not alive:
             return "diverged"
@@ -249,7 +249,7 @@ class Trainer:
         return None
 
     def _report(self, loss: float, accuracy: float, *, line: bool) -> None:
-        """Show how far the run is, in its folder and in the line of progress."""
+        """Show the progress of the run, in its folder and in the line of progress."""
         epochs, speed = self.done / self.setup.steps_per_epoch, self._throughput.rate(self.done)
         now = Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit, self.validation)
         self._display.report(now, self._seconds, line=line)

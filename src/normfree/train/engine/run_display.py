@@ -81,7 +81,7 @@ class RunDisplay:
         self._stack.__exit__(*error)
 
     def attach(self, setup: TrainSetup) -> None:
-        """Take the run to show; only the process that has the folder of the run writes files."""
+        """Set the run to show; only the process that has the folder of the run writes files."""
         self._setup, self._folder = setup, setup.folder
 
     def open_log(self, done: int) -> None:
@@ -109,7 +109,7 @@ class RunDisplay:
             self._signals += [line for _, line in read_lines(path)]
 
     def report(self, now: Snapshot, seconds: float, *, line: bool) -> None:
-        """Show how far the run is, and write progress.json and the page if they are due.
+        """Show the progress of the run, and write progress.json and the page if they are due.
 
         Args:
             now: How far the run is.
@@ -231,7 +231,7 @@ class RunDisplay:
 
     @contextmanager
     def _careful(self, what: str) -> Iterator[None]:
-        """Log the first error of a kind, and go on."""
+        """Log the first error of a kind, and continue."""
         try:
             yield
         except ImportError as error:  # of jinja2
@@ -240,7 +240,7 @@ class RunDisplay:
         except Exception as error:  # anything: a run does not end because of its page
             if what not in self._failed:
                 self._failed.add(what)
-                _log.warning("%s: not written, and the run goes on: %s", what, " ".join(str(error).split()))
+                _log.warning("%s: not written, and the run continues: %s", what, " ".join(str(error).split()))
 
 
 def _changed_settings(config: TrainConfig) -> Mapping[str, Any]:

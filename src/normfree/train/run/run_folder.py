@@ -242,7 +242,7 @@ class RunFolder:
             before = self.read_config()
             config.require_same(before, free, f"the run in '{self.path}'")
             if before.kernels not in ("auto", config.kernels):
-                change = f"began with kernels={before.kernels} and goes on with kernels={config.kernels}"
+                change = f"began with kernels={before.kernels} and continues with kernels={config.kernels}"
                 _log.warning("kernels: the run in '%s' %s, so it does not continue bit for bit", self.path, change)
         if self.status == "diverged":
             raise ValueError(
@@ -282,7 +282,7 @@ class RunFolder:
             before = TrainConfig.from_toml_text(found[1]["config"], str(self.path))
             config.require_same(before, free, f"the checkpoint in '{self.path}'")
             _require_epochs(before, config, found[1]["step"], steps_per_epoch)
-        self.require_held()  # what was read is of the folder that was locked
+        self.require_held()  # the folder that was read is the one that was locked
         self.cut_metrics(found[1]["step"] if found else -1)
         return found
 
@@ -366,13 +366,13 @@ class RunFolder:
         """
         if not self.metrics_path.exists():
             return []
-        if (listed := self._listed_metrics()) is not None:  # those of a resumed run go on after this part
+        if (listed := self._listed_metrics()) is not None:  # a resumed run has appended more
             start = read_limited(self.metrics_path)[: listed.size]
             listed.check(start, str(self.metrics_path), "restore it, or start the run again")
         return [record for _, record in read_lines(self.metrics_path)]
 
     def _listed_metrics(self) -> Checksum | None:
-        """Return the checksum of the metrics in result.json; None if there is no result, or one of before."""
+        """Return the checksum of the metrics in result.json; None without a result, or of an earlier release."""
         files = self.read_result().get("files") if self.result_path.exists() else None
         return Checksum.from_json(files[METRICS]) if isinstance(files, dict) and METRICS in files else None
 
