@@ -1,4 +1,7 @@
-"""`compare` trains a grid of methods, models, learning rates and seeds; each run has a folder and is trained once."""
+"""`compare` trains a grid of methods, models, learning rates and seeds; each run has a folder and is trained once.
+
+`train_runs` trains any runs by an executor; `tune` and the claims of the papers use it too.
+"""
 
 from __future__ import annotations
 

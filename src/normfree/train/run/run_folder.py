@@ -44,12 +44,22 @@ from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunStatus
-from normfree.train.run.run_records import CONFIG, METRICS, RESULT, read_lines, read_result
+from normfree.train.run.run_records import (
+    CONFIG,
+    LOCK,
+    METRICS,
+    PAGE,
+    PROGRESS,
+    RESULT,
+    SIGNAL,
+    read_lines,
+    read_result,
+)
 
 _log = logging.getLogger("normfree.train")
 
 _REPLACED = (
-    METRICS, "curves.png", "page.html", "progress.json", "signal.jsonl", "plan.json", "translations.txt",
+    METRICS, "curves.png", PAGE, PROGRESS, SIGNAL, "plan.json", "translations.txt",
     "vocabulary.model", CONFIG,
 )  # fmt: skip
 # Names that `atomic_path` gives to files that are not finished.
@@ -176,7 +186,7 @@ class RunFolder:
         found = [path for path in (*(self.path / name for name in names), *checkpoints) if os.path.lexists(path)]
         if not found or has_checksum(self.config_path):
             return
-        if (self.path / "lock").is_file():  # it ended before its first step, or is of an earlier release
+        if (self.path / LOCK).is_file():  # it ended before its first step, or is of an earlier release
             with suppress(ValueError, OSError):
                 if not self.config_path.exists() or self.read_config():
                     return
