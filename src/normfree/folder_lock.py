@@ -130,7 +130,7 @@ class FolderLock:
         if self._held is not None and not same:
             raise ValueError(
                 f"expected the folder '{self._folder}' as this process locked it, but it was moved, removed or "
-                "replaced; this process writes nothing more: start the run again in a folder of its own"
+                "replaced; this process writes nothing more: start the run again in another folder"
             )
 
     def _write_process(self, handle: int) -> None:

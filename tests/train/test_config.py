@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import normfree
 from normfree.data.images.augment import Augmentation
 from normfree.methods import FORMS
+from normfree.optim.master_weights import OptimizerName
+from normfree.optim.rate_trials import OPTIMIZERS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
 from normfree.train.config import TrainConfig
 from normfree.train.image_data import augmentation_of
@@ -340,6 +342,7 @@ def test_fingerprint_is_the_same_in_another_process_which_needs_no_torch(hash_se
 
 def test_choices_are_those_of_the_rooms_that_use_them() -> None:
     types = field_types(TrainConfig)
+    assert set(get_args(types["optimizer"])) == set(get_args(OptimizerName)) == set(OPTIMIZERS)
     assert set(get_args(types["schedule"])) == set(get_args(ScheduleKind))
     assert set(get_args(types["warmup_shape"])) == set(get_args(WarmupShape))
     assert set(get_args(get_args(types["form"])[0])) == set(FORMS)

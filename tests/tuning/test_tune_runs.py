@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 import optuna  # so that this file is left out where optuna is not installed
 import pytest
 
+from normfree.folder_lock import is_held
 from normfree.train import RunFolder, TrainConfig
 from normfree.tuning import study as studies
 from normfree.tuning import tune
 from normfree.tuning import tune_runs as tunings
+from normfree.tuning.search_space import parse_search
 from normfree.tuning.tuning_result import Tuning
 from one_weight import CONFIG, OneStep
 from ray_nodes import SOURCES, wait_until
@@ -149,6 +152,20 @@ def test_diverged_trials_count_as_the_worst(tmp_path: Path) -> None:
     wild = tune(SMALL, ["lr=1e29..1e30"], trials=2, out=tmp_path / "wild", metric="loss")
     assert [trial.status for trial in wild.trials] == ["diverged"] * 2
     assert wild.best is None
+
+
+def test_trials_of_a_folder_of_before_are_locked_where_its_workers_look(tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {"metric": "loss", "sampler": "random", "pruner": "none"}
+    space = parse_search(SEARCH)
+    settings = studies.StudySettings(folder=tmp_path, config=SMALL, space=space, total=9, **kinds)
+    with ExitStack() as held:
+        assert studies._lock_trial(settings, 7, held)
+        assert is_held(tmp_path / "locks" / "0007")
+    (tmp_path / "locks").rename(tmp_path / "claims")
+    with ExitStack() as held:
+        assert studies._lock_trial(settings, 7, held)
+        assert is_held(tmp_path / "claims" / "0007")
+    assert not (tmp_path / "locks").exists()
 
 
 def test_settings_that_exclude_each_other_are_a_trial(tmp_path: Path) -> None:

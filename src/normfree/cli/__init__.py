@@ -1,4 +1,4 @@
-"""The command line: `verbs` lists the verbs with their files, each of which imports the library when it runs."""
+"""The command line: one file per verb; `verbs` lists them. A verb imports the library when it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ctrl-C ends it without a traceback, even while modules are imported or the process ends.
 
     Args:
-        arguments: The words after `normfree`. Default: those of this process, whose signals are handled until its end.
+        arguments: The words after `normfree`. By default those of this process; ctrl-C is then handled until it ends.
     """
     ours = arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     interrupt = _Interrupt()

@@ -1,4 +1,4 @@
-"""Verbs that train many runs: `compare` methods at several depths, `tune` settings, and the `demo` on one page."""
+"""`normfree compare`: train methods at several depths, and compare them."""
 
 from __future__ import annotations
 

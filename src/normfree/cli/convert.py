@@ -37,7 +37,10 @@ def convert_model(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
     example: Example = "",
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Weights of the original, .safetensors.")
+        Path | None,
+        typer.Option(
+            "--checkpoint", metavar="FILE", help="Weights of the original: a .safetensors file of its state_dict."
+        ),
     ] = None,
     fold: Annotated[
         bool,

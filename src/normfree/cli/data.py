@@ -1,4 +1,4 @@
-"""Verbs on data: `data get`, `data list` and `data prepare`; `translate` and `continue` read lines of text."""
+"""`normfree data get`, `data list` and `data prepare`: fetch data sets, list them, and prepare text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ TEXT = typer.Option(
     metavar="FILE",
     help="Training text of a language model, instead of --source and --target; book.test.txt is found beside it.",
 )
-SIZE = typer.Option("--vocabulary", min=5, help="Number of subwords.")
+SIZE = typer.Option(
+    "--vocabulary",
+    min=5,
+    metavar="N",
+    help="Size of the vocabulary, a number of subwords; it is learned from the text.",
+)
 _Folder = Annotated[Path, typer.Option("--data-dir", "--dir", metavar="DIR", help="Folder of the data sets.")]
 
 
@@ -135,7 +140,7 @@ def prepare_text_files(
         Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: a folder in .data/.")
     ] = None,
 ) -> None:
-    """Turn text files into tokens. A machine without sentencepiece can train on them.
+    """Turn text files into tokens, once; a machine without sentencepiece can then train on them.
 
     Validation and test files are found by their names: valid.de and test.de beside train.de.
 

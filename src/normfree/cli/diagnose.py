@@ -57,9 +57,17 @@ def diagnose_model(
     example: Example = "",
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="A real batch: .safetensors with 'inputs' (and 'targets'), or .npy inputs."),
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="A file with a real batch, not a data set as in train: .safetensors with 'inputs' (and 'targets'), or "
+            ".npy inputs.",
+        ),
     ] = None,
-    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="Weights to load, .safetensors.")] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", metavar="FILE", help="Weights to load: a .safetensors file of a state_dict."),
+    ] = None,
     out: Annotated[
         list[Path] | None, typer.Option("--out", "-o", help="Write .html, .png, .svg or .json; may be repeated.")
     ] = None,
@@ -68,8 +76,8 @@ def diagnose_model(
         typer.Option(
             "--fail-on",
             help="Exit with 1 at this verdict or worse: growing, drifting, vanishing, exploding, faulty, dead branch. "
-            "A single outlier block counts as growing, or as exploding or vanishing if it differs tenfold. If the "
-            "input is not finite, the exit status is always 1.",
+            "A single block that differs from the others counts as growing, from tenfold on as exploding or vanishing. "
+            "If the input is not finite, the exit status is always 1.",
         ),
     ] = "",
     widths: Annotated[

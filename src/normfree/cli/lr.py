@@ -46,14 +46,28 @@ def find_rate(
     example: Example = "",
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Real data: .safetensors with 'inputs' and 'targets'; cut into batches."),
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="A file of real data, not a data set as in train: .safetensors with 'inputs' and 'targets'; it is cut "
+            "into batches.",
+        ),
     ] = None,
     optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, adam or adamw.")] = "sgd",
     momentum: Annotated[float, typer.Option("--momentum", help="Momentum of sgd.")] = 0.9,
-    clip: Annotated[float | None, typer.Option("--clip", help="Ratio of adaptive clipping; none by default.")] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            "--clip",
+            metavar="RATIO",
+            help="Adaptive gradient clipping at this ratio, as clip=agc with clip_at=RATIO in train; none by default.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw the losses, .png or .svg.")] = None,
     device: Annotated[str, DEVICE] = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, noise and orders.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the weights, the noise, and the orders of the batches.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     plugin: Plugins = None,
     trust: Trust = False,

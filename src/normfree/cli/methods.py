@@ -1,6 +1,4 @@
-"""Verbs that change nothing: `methods` and `models` list them, and `check` verifies the files of stored folders;
-and the list of recipes of `train`.
-"""
+"""`normfree methods`: list the methods, or explain some of them."""
 
 from __future__ import annotations
 

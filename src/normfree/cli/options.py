@@ -1,4 +1,4 @@
-"""What several verbs share: options, names that a shell completes, checks on what was typed, and configurations."""
+"""What several verbs share: options, checks of the arguments, and configurations."""
 
 from __future__ import annotations
 

@@ -20,9 +20,7 @@ _CHUNK = 512  # lines that are translated together
 
 def translate_lines(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on pairs.")],
-    beam: Annotated[
-        int | None, typer.Option("--beam", min=1, help="Hypotheses per sentence (default: the run's).")
-    ] = None,
+    beam: Annotated[int | None, typer.Option("--beam", min=1, help="Beam size (default: the run's).")] = None,
     length_penalty: Annotated[
         float | None, typer.Option("--length-penalty", help="0 favours short translations (default: the run's).")
     ] = None,
@@ -55,18 +53,22 @@ def translate_lines(
 
 def continue_lines(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on text.")],
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Largest number of subwords to add to a line.")] = 100,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum number of subwords to add to a line.")] = 100,
     temperature: Annotated[
         float,
         typer.Option(
-            "--temperature", min=0.0, help="1 samples from the model; less prefers likely words; 0 takes the likeliest."
+            "--temperature",
+            min=0.0,
+            help="1 samples from the model; lower values prefer likely words; 0 takes the likeliest.",
         ),
     ] = 0.8,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the samples.")] = 0,
     device: Annotated[str, DEVICE] = "auto",
     plugin: Plugins = None,
 ) -> None:
-    """Continue every line of standard input with the language model of a run; an empty line starts a new text.
+    """Write text by the language model of a run: it continues every line of standard input.
+
+    An empty line starts a new text. To resume a run, see normfree train --resume.
 
     For example: echo "Once upon a time" | normfree continue runs/book
     """

@@ -58,7 +58,8 @@ def train_model(
         typer.Option(
             "--data",
             metavar="NAME",
-            help="See normfree data list; folder:PATH for your images.",
+            help="A data set by name (see normfree data list), folder:PATH for your images, or pairs:PATH or "
+            "text:PATH for prepared text.",
             autocompletion=complete_data,
         ),
     ] = None,

@@ -48,7 +48,10 @@ def tune_settings(
     model: ModelName = None,
     method: MethodName = None,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="NAME", help="See normfree data list.", autocompletion=complete_data)
+        str | None,
+        typer.Option(
+            "--data", metavar="NAME", help="A data set by name; see normfree data list.", autocompletion=complete_data
+        ),
     ] = None,
     data_dir: DataDir = None,
     epochs: Epochs = None,
@@ -63,7 +66,7 @@ def tune_settings(
     metric: Annotated[str, typer.Option("--metric", help="The validation score: accuracy or loss.")] = "accuracy",
     sampler: Annotated[str, typer.Option("--sampler", help="How values are chosen: tpe, random or grid.")] = "tpe",
     pruner: Annotated[
-        str, typer.Option("--pruner", help="How hopeless trials are stopped: median, hyperband or none.")
+        str, typer.Option("--pruner", help="How trials with low scores are stopped early: median, hyperband or none.")
     ] = "median",
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Trials at a time, one thread each (default: 1 per CPU core).")

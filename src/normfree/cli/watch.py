@@ -1,4 +1,4 @@
-"""Verbs that read stored runs: `watch` shows running and finished ones, and `evaluate` scores one on its test data."""
+"""`normfree watch`: show running and finished runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`compare` trains a grid of methods, models, learning rates and seeds; each run has a folder and is trained once."""
+"""`compare` trains a grid of methods, models, learning rates and seeds; each run has a folder and is trained once.
+
+`train_runs` trains any runs by an executor; `tune` and the claims of the papers use it too.
+"""
 
 from __future__ import annotations
 
@@ -316,8 +319,8 @@ def train_runs(
 class TimeLeft:
     """An estimate of how long the runs of a comparison will take, from those that ended.
 
-    Runs of one model take about as long as its runs that ended. Models of which none has ended take time in proportion
-    to their depth. As many runs as are in progress now share the rest.
+    A run is expected to take the mean time of the ended runs of its model. If none of them has ended, its time is
+    estimated from the other models, in proportion to the depth. The sum is divided by the number of runs in progress.
 
     >>> left = TimeLeft([("resnet20", 20), ("resnet20", 20), ("resnet8", 8)], clock=lambda: 0.0)
     >>> left.seconds is None

@@ -188,6 +188,3 @@ def measure_signal(task: tuple[str, str, int]) -> tuple[list[float], list[float]
     network = build(model, method, example=images, generator=torch.Generator().manual_seed(seed))
     signal = propagate(network, images, generator=torch.Generator().manual_seed(seed))
     return signal.series("sum"), signal.series("sum_gradient")
-
-
-# The page

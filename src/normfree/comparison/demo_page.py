@@ -91,7 +91,7 @@ def page(demo: Demo) -> Page:
             "counts as chance.",
             "To repeat or vary this: normfree compare --recipe spirals -m fixup -m batchnorm --model resmlp-49-64 "
             f"{rates} --set epochs={s.epochs} --set clip=none --set warmup=1 --seeds {len(s.seeds)}. Every run with "
-            "its configuration, metrics and checkpoint lies in runs/ beside this page.",
+            "its configuration, metrics and checkpoint is in runs/ beside this page.",
         ),
     )
 

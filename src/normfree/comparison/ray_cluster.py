@@ -1,8 +1,9 @@
 """The runs of a sweep on a Ray cluster.
 
 Ray places every run on a node with enough CPUs and GPUs, and starts it again on another node if its node or process is
-lost; the run continues from its last checkpoint. All nodes and the driver share one folder. Its locks keep two workers
-out of one run, and before a worker trains it checks that it sees the folder and that the locks of other nodes hold.
+lost; the run continues from its last checkpoint. All nodes share one folder with the driver, the process that called
+`compare`. Locks in this folder keep two workers out of one run. Before a worker trains, it checks that it sees the
+folder and the locks of other nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _RETRIES = 10  # lost workers that one run survives
 _POLL_SECONDS = 0.5
 _REPORT_SECONDS = 1.0  # between two reports of a run
 _SAVE_SECONDS = 120.0  # for running tasks to save their state after a signal or an error
-_PATIENCE = 600.0  # how long to wait for a node that could take a run; an autoscaler may start one meanwhile
+_PATIENCE = 600.0  # how long to wait for a node that could take a run; an autoscaler may start one
 _OLD_PROOF = 3600.0  # seconds after which the proof of a killed driver is removed
 
 
@@ -108,7 +109,7 @@ class _Sweep:
             if pending:
                 yield from self._stopped(pending)
                 pending = []
-        except KeyboardInterrupt:  # a second ctrl-C: nothing is saved any more
+        except KeyboardInterrupt:  # a second ctrl-C: do not wait for runs to save
             pending = []
             raise
         finally:
@@ -155,7 +156,7 @@ class _Sweep:
         return result
 
     def _report(self, pending: list[Any], on_report: Callable[[Reports], None]) -> None:
-        """Pass on the reports of the running tasks; say what is waited for if none could run on any node."""
+        """Pass on the reports of the running tasks; if no node is large enough for a run, say what is missing."""
         import ray
         from ray.exceptions import RayError
 
@@ -261,7 +262,7 @@ def _require_same_release(worker: _Worker) -> None:
 
 @contextmanager
 def _shared_proof(shared: Path) -> Iterator[Path]:
-    """Hold the lock of a new file in the shared folder, by which workers see that they share the folder and its locks.
+    """Hold the lock of a new file in the shared folder; a worker that sees both shares the folder and its locks.
 
     Raises:
         ValueError: if the file system has no locks.
@@ -290,7 +291,7 @@ def _shared_proof(shared: Path) -> Iterator[Path]:
 
 
 def _require_shared(proof: Path) -> None:
-    """Raise `ValueError` if this node does not see the folder of the driver, or does not see its locks."""
+    """Raise `ValueError` if this node does not see the folder of the driver, or the lock of the driver in it."""
     node = socket.gethostname()
     if not proof.exists():
         raise ValueError(

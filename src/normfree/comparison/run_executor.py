@@ -6,7 +6,7 @@ and no process is left at the end.
 
 The processes of this machine are not those of `concurrent.futures`, for three reasons. Its process pool gives no access
 to its processes, so a signal could not reach their tasks. It reports a broken pool without the exit status of the
-process. It leaves its processes running for ever when the parent is killed; here a running task saves its state and
+process. It leaves its processes running when the parent is killed; here a running task saves its state and
 ends. tests/comparison/test_run_executor_processes.py has a test for each.
 """
 
@@ -223,7 +223,7 @@ def _reporter(number: int, on_report: Callable[[Reports], None]) -> Callable[[st
 def _send_next(pipe: Connection, waiting: Iterator[tuple[int, Any]]) -> int | None:
     """Send the next task to a process, and return the task's number.
 
-    A process that is gone is noticed when its answer is read.
+    If the process has ended, `_receive` will notice it.
     """
     found = next(waiting, None)
     if found is None:
@@ -234,7 +234,7 @@ def _send_next(pipe: Connection, waiting: Iterator[tuple[int, Any]]) -> int | No
 
 
 def _receive(pipe: Connection) -> tuple[Any, str | None] | str | None:
-    """Return the result and error of a task, or its progress report; None if the process is gone."""
+    """Return the result and error of a task, or its progress report; None if the process has ended."""
     try:
         return pipe.recv()  # type: ignore[no-any-return]
     except (EOFError, ConnectionResetError):
@@ -257,7 +257,7 @@ def _processes(function: Callable[..., Any], jobs: int, *, reports: bool) -> Ite
                 pipe, other = context.Pipe()
                 process = context.Process(target=_work, args=(function, other, reports), daemon=True)
                 process.start()
-                other.close()  # so that this end notices when the process is gone
+                other.close()  # so that this end notices when the process has ended
                 processes[pipe] = process
         yield processes
     finally:
@@ -290,7 +290,7 @@ def _work(function: Callable[..., Any], pipe: Connection, reports: bool) -> None
     import torch
 
     def report(text: str) -> None:
-        with suppress(OSError):  # a task saves its state even if the parent is gone
+        with suppress(OSError):  # a task saves its state even if the parent has ended
             pipe.send(text)
 
     torch.set_num_threads(1)
@@ -307,7 +307,7 @@ def _work(function: Callable[..., Any], pipe: Connection, reports: bool) -> None
 
 
 def _end_with_parent() -> None:
-    """Send SIGTERM to this process when its parent is gone, so that a running task saves its state and ends."""
+    """Send SIGTERM to this process when its parent has ended, so that a running task saves its state and ends."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

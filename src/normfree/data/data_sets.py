@@ -1,4 +1,4 @@
-"""Download, check, store and read data sets by name; `fashion14` and `spirals` are part of the package."""
+"""Load a data set by name; download it, check its files and store them."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class TrainConfig:
     length_penalty: float = setting(1.0, "the length penalty of beam search; 0 favours short translations")
 
     # Optimizer
-    optimizer: Literal["sgd", "adam", "adamw"] = setting(
+    optimizer: Literal["sgd", "adam", "adamw"] = setting(  # as in `normfree.optim`, whose import would load torch
         "sgd", "SGD, Adam (weight decay as an L2 term of the loss) or AdamW (decoupled weight decay)"
     )
     lr: float = setting(

@@ -4,9 +4,9 @@
     locks/0007/      the lock of trial 7, held by the worker that trains it
     trial-0007/      the run of trial 7
 
-A worker takes a trial under one lock of the study. It first continues a trial whose worker is gone: the trial is not
-finished and nobody holds its lock. So there are exactly as many trials as were asked for, however many workers share
-the study and however often they are killed.
+A worker takes a trial while it holds the lock of the study. It first looks for a trial that is not finished and whose
+lock nobody holds, because its worker ended, and continues it. So there are exactly as many trials as were asked for,
+however many workers share the study and however often they are killed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StudySettings:
         space: The settings that are searched.
         metric: The validation score that is compared.
         sampler: How the values of a trial are chosen.
-        pruner: How hopeless trials are stopped.
+        pruner: How trials with low scores are stopped early.
         total: The number of trials in all.
     """
 
@@ -150,7 +150,7 @@ def count_finished(settings: StudySettings) -> int:
 
 @contextmanager
 def take_trial(settings: StudySettings) -> Iterator[TakenTrial | None]:
-    """Take a trial until the end of the `with` block: one whose worker is gone, else a new one; None if none is left.
+    """Take a trial until the end of the `with` block: one whose worker ended, else a new one; None if none is left.
 
     Raises:
         ValueError: if the journal is damaged.
@@ -201,10 +201,10 @@ def _lock_trial(settings: StudySettings, number: int, held: ExitStack) -> bool:
 
 
 def _sampler(settings: StudySettings, number: int) -> optuna.samplers.BaseSampler:
-    """Return the sampler of one trial; its seed depends on the number, so that a killed search continues the same."""
+    """Return the sampler of one trial, seeded by the number of the trial: a killed search makes the same trials."""
     import optuna
 
-    if settings.sampler == "grid":  # one seed gives one order of the points, of which a trial takes that of its number
+    if settings.sampler == "grid":  # the seed orders the points; trial n takes the n-th
         return optuna.samplers.GridSampler(grid_of(settings.space), seed=settings.config.seed % 2**32)
     seed = int(np.random.SeedSequence([settings.config.seed, number]).generate_state(1)[0])
     if settings.sampler == "random":

@@ -246,7 +246,7 @@ def test_resuming_by_the_other_path_is_said(tmp_path: Path, caplog: pytest.LogCa
     folder.require_resumable(config, NOT_IN_FINGERPRINT)
     assert not caplog.text
     folder.require_resumable(config.with_changes(kernels="compiled"), NOT_IN_FINGERPRINT)
-    assert "began with kernels=stage and goes on with kernels=compiled" in caplog.text
+    assert "began with kernels=stage and continues with kernels=compiled" in caplog.text
     caplog.clear()
     folder.config_path.write_text('model = "resnet20"\n')  # a run of an earlier release
     folder.require_resumable(TrainConfig(kernels="stage"), NOT_IN_FINGERPRINT)

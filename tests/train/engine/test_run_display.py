@@ -155,7 +155,7 @@ def test_failure_of_the_page_is_one_note_and_no_end(
     monkeypatch.setattr(run_display, what, fail)
     with caplog.at_level(logging.INFO, logger="normfree.train"):
         assert fit(tmp_path).status == "finished"
-    notes = [record.getMessage() for record in caplog.records if "goes on" in record.getMessage()]
+    notes = [record.getMessage() for record in caplog.records if "continues" in record.getMessage()]
     assert [note.partition(":")[0] for note in notes if note.startswith("page")] == ["page"]
     assert len(notes) <= 2  # the other is of progress.json
     assert not (tmp_path / "page.html").exists()
@@ -171,7 +171,7 @@ def test_failure_to_measure_the_signal_is_one_note_and_no_end(
     monkeypatch.setattr("normfree.diagnostics.propagate", fail)
     assert fit(tmp_path).status == "finished"
     assert [r.getMessage() for r in caplog.records if "signal" in r.getMessage()] == [
-        "signal: not written, and the run goes on: no signal"
+        "signal: not written, and the run continues: no signal"
     ]
     assert (tmp_path / "page.html").exists()
 

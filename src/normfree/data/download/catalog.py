@@ -30,7 +30,7 @@ Unpack = Callable[[Mapping[str, bytes]], dict[str, bytes]]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One form in which a data set lies on disk.
+    """One form in which a data set is stored on disk.
 
     Attributes:
         folder: the folder below the root.
@@ -69,7 +69,7 @@ class DataSet:
         title: the display name, such as 'CIFAR-10'.
         about: one line on its content.
         classes: the names of the classes, in the order of the labels.
-        layouts: the forms in which it may lie on disk; the first that is present is read.
+        layouts: the forms in which it may be on disk; the first that is present is read.
         sources: the places to download it from, tried in this order.
         stand_in: the name of another data set, downloaded and read if no source has this one.
     """

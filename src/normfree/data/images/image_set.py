@@ -171,9 +171,10 @@ class ImageBatch(NamedTuple):
 class ImageBatches:
     """The training batches of a split, made on the device.
 
-    An epoch visits the images in an order of its own. Its last batch continues at the start of that order, so a batch
-    may be larger than the data. Every draw depends on the seed, the epoch and the sample's slot, its place in the
-    epoch. So the ranks together make the batch that one process makes, bit for bit, and any step can be made again.
+    Each epoch shuffles the images. If the last batch is not full, it is filled with the first images of the same order;
+    a batch may therefore be larger than the data. Every random number depends on the seed, the epoch and the slot, the
+    position of the sample in the epoch. So all ranks together make the batch of a single process, bit for bit, and any
+    step can be repeated.
 
     Args:
         split: the training images.

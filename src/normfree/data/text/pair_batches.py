@@ -1,4 +1,4 @@
-"""Batches of translation pairs in a few fixed shapes: a pure function of seed, epoch and step."""
+"""Batches of translation pairs in a few fixed shapes; each depends only on seed, epoch and step."""
 
 from __future__ import annotations
 
@@ -47,11 +47,10 @@ class PaddedShape(NamedTuple):
 class PairBatches:
     """The training batches of token pairs, in a few padded shapes.
 
-    `padded_shapes` chooses the shapes by the lengths of the pairs, and the pairs of each shape are divided into batches
-    of equal size. An epoch visits the pairs of a shape in an order of its own, and the batches in another; the last
-    batch of a shape continues at the start of its order. So every pair is seen at least once per epoch, any step can
-    be made again, and the ranks together make the batch that one process makes. A rank may have one row less than
-    another.
+    `padded_shapes` chooses the shapes by the lengths of the pairs. The pairs of each shape are divided into batches of
+    equal size. Each epoch shuffles the pairs of a shape, and then the batches. The last batch of a shape is filled with
+    the first pairs of the shape's order, so an epoch has every pair at least once. A batch depends only on seed, epoch
+    and step. All ranks together make the batch of a single process; a rank may have one row less than another.
 
     `batch` needs the step on the host, because the shape depends on it. Its two halves are `shape_of` and `gather`; a
     CUDA graph can capture `gather`, once for each shape.

@@ -1,4 +1,4 @@
-"""Batches of running text for language models: blocks of equal length, a pure function of seed, epoch and step."""
+"""Batches of running text for language models: blocks of equal length, shuffled by seed and epoch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TextBatches:
     """The training batches of a text: all lines in one row, with END after each, cut into blocks of equal length.
 
     Block i predicts tokens i·T … (i+1)·T - 1 of the row, each from the token before it, which is START for the first.
-    PAD fills the last block. An epoch visits the blocks in an order of its own, and its last batch continues at the
-    start of that order, so every token is predicted at least once.
+    PAD fills the last block. Each epoch shuffles the blocks. If the last batch is not full, it is filled with the first
+    blocks of the same order, so every token is predicted at least once.
 
     Args:
         lines: the tokenized text.

@@ -1,4 +1,4 @@
-"""Tokenized text as tensors: sentences, pairs of them, their files, and batches of running text for language models."""
+"""Tokenized text as tensors: sentences, pairs of sentences, and their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training asks of its data: the types of batches, losses and scores, and `Data`, the base of all data."""
+"""The interface between training and its data: batches, losses, scores, and `Data`, the base class of all data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Measure a run without training it: parameters, memory, steps and time, from a few steps on the real data.
 
-Nothing is written, nothing is downloaded, and the model of the steps is thrown away.
+Nothing is written or downloaded.
 """
 
 from __future__ import annotations

@@ -85,8 +85,9 @@ def forward_of(
         model: The model.
         compile: Whether to compile it.
         region: The number of consecutive blocks in one compiled program.
-        recompute: The number of regions per segment that keeps only its input, and that the backward pass computes
-            again; 0 keeps all activations. A stage of kernels has its own setting.
+        recompute: Activation checkpointing: the number of regions per segment. Only the input of a segment is kept, and
+            the backward pass computes the segment again. 0 keeps all activations. Stages of kernels have a setting of
+            their own.
         stages: The stages that run by kernels.
 
     Raises:

@@ -21,7 +21,7 @@ from normfree.files import explain_os_errors
 from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.engine.data_interface import EvalBatches
-from normfree.train.engine.run_display import Live, ShowProgress, Throughput
+from normfree.train.engine.run_display import RunDisplay, ShowProgress, Throughput
 from normfree.train.engine.scoring import UntilSignal
 from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.engine.torch_runtime import LaunchQueue
@@ -39,6 +39,7 @@ _DIVERGED = 255  # a process sends this number to all others if the run diverged
 _SAVE_SHARE = 0.1  # the largest share of the time spent on large checkpoints after epochs
 _SMALL_BYTES = 2**25  # a checkpoint of this size may be written after every epoch
 
+OnEpoch = Callable[[dict[str, Any]], None]
 State = tuple[dict[str, Tensor], dict[str, Any]]  # the tensors and the plain data of a checkpoint
 
 
@@ -52,7 +53,7 @@ def fit(
     resume: bool = False,
     overwrite: bool = False,
     progress: ShowProgress | bool | None = None,
-    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    on_epoch: OnEpoch | None = None,
     command: str | None = None,
     picture: bool = True,
 ) -> RunResult:
@@ -77,8 +78,7 @@ def fit(
             about twice a second with the state of the run.
         on_epoch: Called with the metrics of every epoch. If it raises an error, the run ends and can be resumed.
         command: The command line to store in the result.
-        picture: Whether to write page.html into the folder while the run trains, and to draw the curves of the metrics
-            into curves.png at the end.
+        picture: Whether to write page.html while the run trains, and the picture curves.png at the end.
 
     Returns:
         The scores, the trained model, and how the run ended.
@@ -89,10 +89,10 @@ def fit(
     """
     done = (RunFolder(out).saved_step or 0) if resume and out is not None else 0
     with (
-        Live(config.model, progress, page=picture, done=done) as live,
+        RunDisplay(config.model, progress, page=picture, done=done) as display,
         open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup,
     ):
-        return Trainer(setup, live, on_epoch).run(resume=resume, command=command, picture=picture)
+        return Trainer(setup, display, on_epoch).run(resume=resume, command=command, picture=picture)
 
 
 class Trainer:
@@ -101,13 +101,13 @@ class Trainer:
     The folder is None for a run that is not saved, and in all processes but the first.
     """
 
-    def __init__(self, setup: TrainSetup, live: Live, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, setup: TrainSetup, display: RunDisplay, on_epoch: OnEpoch | None = None) -> None:
         self.setup, self.folder, self.config, self.data = setup, setup.folder, setup.config, setup.data
         self.step, self.inputs, self.processes = setup.step, setup.inputs, setup.processes
         self.done, self.total = 0, setup.steps_per_epoch * setup.config.epochs  # steps
         self.validation: Score | None = None
         self.stop_signal: int | None = None  # the number of the Unix signal that stopped the run
-        self._live, self._on_epoch = live, on_epoch
+        self._display, self._on_epoch = display, on_epoch
         self._throughput = Throughput(setup.inputs.items_per_step)
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
         self._earlier_seconds = 0.0  # training time of earlier processes
@@ -216,7 +216,7 @@ class Trainer:
         return "finished"
 
     def _end_epoch(self, epoch: int) -> RunStatus | None:
-        """Validate, log and save; return how the run ended if it diverged or a signal came meanwhile."""
+        """Validate, log and save; return how the run ended if it diverged or a signal came."""
         loss, accuracy, alive = self._poll()
         if not alive:
             return "diverged"
@@ -242,17 +242,17 @@ class Trainer:
                 self.folder.append(record)
             if self.done >= self.total or self._save_is_due(epoch):
                 self._save()
-            self._live.end_epoch(record, last=self.done >= self.total)
+            self._display.end_epoch(record, last=self.done >= self.total)
             self._report(loss, accuracy, line=False)
             if self._on_epoch is not None:
                 self._on_epoch(record)
         return None
 
     def _report(self, loss: float, accuracy: float, *, line: bool) -> None:
-        """Show how far the run is, in its folder and in the line of progress."""
+        """Show the progress of the run, in its folder and in the line of progress."""
         epochs, speed = self.done / self.setup.steps_per_epoch, self._throughput.rate(self.done)
         now = Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit, self.validation)
-        self._live.report(now, self._seconds, line=line)
+        self._display.report(now, self._seconds, line=line)
 
     def _score(self, batches: EvalBatches | None) -> Score | None:
         """Score the moving average, or the weights if there is none; None without batches or if a signal came."""
@@ -352,7 +352,7 @@ class Trainer:
 
     def _start(self, resume: bool) -> None:
         """Capture the step, write the configuration or resume, and give all processes the same state."""
-        self._live.attach(self.setup)
+        self._display.attach(self.setup)
         if self.config.graph:
             self.step.start_epoch(0, self.setup.lr_factors(0))
             self.step.capture()
@@ -362,12 +362,12 @@ class Trainer:
                     self._resume(self.folder)
                 else:
                     self.folder.clear()  # of a run that never took a step, or that is to be overwritten
-                self._live.open_log(self.done)  # first, because a folder with a configuration counts as a run
+                self._display.open_log(self.done)  # first, because a folder with a configuration counts as a run
                 self.folder.write_config(self.setup.config_text, self.setup.plan, source=self.config.model)
                 self.data.write_files(self.folder.write_path)
         self._share_state()
         self._saved.append(self._state())
-        self._live.start(self.done)
+        self._display.start(self.done)
         self._throughput.start(self.done)
         self._polled_at = self._saved_at = time.perf_counter()
         self._setup_seconds = self._saved_at - self.setup.started
@@ -375,15 +375,15 @@ class Trainer:
     def _write_result(self, result: RunResult, picture: bool) -> None:
         """Write the result and the curves; a finished run that is resumed keeps its files."""
         if self.folder is not None and self.folder.status == "finished":
-            self._live.end(self.folder.read_result())
+            self._display.end(self.folder.read_result())
         elif self.folder is not None:
             written = self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 self.folder.require_held()
                 path, title = self.folder.write_path / "curves.png", f"{self.config.model}, {self.config.method}"
                 with explain_os_errors("the picture", path):
-                    write_curves(self._live.records, path, title)
-            self._live.end(written)
+                    write_curves(self._display.records, path, title)
+            self._display.end(written)
         self.processes.barrier()
 
     def _poll(self) -> tuple[float, float, bool]:

@@ -1,9 +1,9 @@
-"""What a run shows of itself while it trains: its progress, its page, the signal over depth, a TensorBoard log.
+"""What a run shows while it trains: its progress, its page, the signal over depth, a TensorBoard log.
 
 The signal is measured by `normfree.diagnostics.propagate`, and judged by `judge`.
 
-None of it changes a number of the run. What fails is logged once and left out, and the run goes on. Only an error in
-a progress function of the caller ends the run.
+None of it changes a number of the run. A display that fails is logged once and left out, and the run continues. Only
+an error in a progress function of the caller ends the run.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _EXAMPLES = 16  # on which the signal is measured
 _POINTS = 200  # of the curve of the first epoch while it runs
 
 
-class Live:
-    """What a run shows; see the module's docstring. `attach` gives it the run.
+class RunDisplay:
+    """What a run shows; see the module's docstring. `attach` says which run.
 
-        with Live("resnet20", True, page=True) as live: ...
+        with RunDisplay("resnet20", True, page=True) as display: ...
 
     Args:
         model: The name of the model, with which the line of progress begins.
-        progress: The line of progress that `fit` was asked for: a function in its place, or whether there is one; None
-            for one in a notebook only.
+        progress: Whether to show a line of progress; None shows it in a notebook only. A function is called in its
+            place.
         page: Whether to write the page, and to measure the signal for it.
         done: The steps that earlier processes of the run have done.
 
@@ -73,7 +73,7 @@ class Live:
         self._failed: set[str] = set()
         self._curve: list[dict[str, Any]] = []  # of the first epoch
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> RunDisplay:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -81,7 +81,7 @@ class Live:
         self._stack.__exit__(*error)
 
     def attach(self, setup: TrainSetup) -> None:
-        """Take the run to show; only the process that has the folder of the run writes files."""
+        """Set the run to show; only the process that has the folder of the run writes files."""
         self._setup, self._folder = setup, setup.folder
 
     def open_log(self, done: int) -> None:
@@ -109,7 +109,7 @@ class Live:
             self._signals += [line for _, line in read_lines(path)]
 
     def report(self, now: Snapshot, seconds: float, *, line: bool) -> None:
-        """Show how far the run is, and write progress.json and the page if they are due.
+        """Show the progress of the run, and write progress.json and the page if they are due.
 
         Args:
             now: How far the run is.
@@ -231,7 +231,7 @@ class Live:
 
     @contextmanager
     def _careful(self, what: str) -> Iterator[None]:
-        """Log the first error of a kind, and go on."""
+        """Log the first error of a kind, and continue."""
         try:
             yield
         except ImportError as error:  # of jinja2
@@ -240,7 +240,7 @@ class Live:
         except Exception as error:  # anything: a run does not end because of its page
             if what not in self._failed:
                 self._failed.add(what)
-                _log.warning("%s: not written, and the run goes on: %s", what, " ".join(str(error).split()))
+                _log.warning("%s: not written, and the run continues: %s", what, " ".join(str(error).split()))
 
 
 def _changed_settings(config: TrainConfig) -> Mapping[str, Any]:

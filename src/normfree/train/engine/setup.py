@@ -152,7 +152,8 @@ def open_run(
 ) -> Iterator[TrainSetup]:
     """Join the other processes, lock the folder, and prepare the run; everything is undone after the `with` block.
 
-    Signals are recorded meanwhile, and torch's generators are restored at the end. The arguments are those of `fit`.
+    While it is open, signals are recorded. torch's generators are restored at the end. The arguments are those of
+    `fit`.
     """
     started = time.perf_counter()
     device = device_of(config.device)

@@ -63,7 +63,10 @@ def _micro_batches(batch: Any, parts: int) -> list[Any]:
 
 
 class OneShapeFeed:
-    """A `Feed` as a `ShapedFeed` of one shape; a captured step reads batches of the host from fixed tensors."""
+    """Wraps a `Feed` as a `ShapedFeed` of one shape.
+
+    If the host makes the batches, each is copied into the same tensors, which a captured step reads.
+    """
 
     shapes: Sequence[Any] = (None,)
 

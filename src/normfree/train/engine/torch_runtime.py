@@ -1,11 +1,6 @@
-"""The processes that a run trains in: torch's settings and generators, signals, throughput, the queue of the GPU, and
-several processes that train one model together, as torchrun starts them.
+"""torch while a run trains: its settings and random generators, the garbage collector, and the queue of the GPU.
 
 Everything that is changed here for a run is restored at its end.
-
-Each of several processes takes its part of every batch. Gradients, losses and the statistics of batch norm are averaged
-over all processes, so that the numbers are those of a single process. The first process writes and prints. After every
-step all processes agree on decisions that depend on a clock or on a signal.
 """
 
 from __future__ import annotations
@@ -52,9 +47,9 @@ def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
 def searches_algorithms(config: TrainConfig) -> bool:
     """Return whether cuDNN times its algorithms and takes the fastest.
 
-    The stage kernels leave few layers to cuDNN, which do not win back the seconds of the search. Without it, a run has
-    the same bits in every process. On the compiled path the search pays, but two processes may choose different
-    algorithms, so that their numbers differ in rounding.
+    With the stage kernels it does not search: so few layers are left to cuDNN that the search would cost more time than
+    it saves, and without it a run gives the same bits in every process. On the compiled path it searches: this saves
+    time, but two processes may choose different algorithms, so that their numbers differ in rounding.
 
     Raises:
         ValueError: If the configuration leaves the path open.

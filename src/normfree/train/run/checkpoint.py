@@ -5,7 +5,7 @@
 
 A checkpoint is written under a temporary name, synced to the disk and renamed; only then are earlier ones removed. The
 state also has the length and sha256 of the metrics up to its step. Reading a checkpoint cannot run code. One process at
-a time may write into a run (see `RunFolder.hold`); any process may read it meanwhile.
+a time may write into a run (see `RunFolder.hold`); any process may read it at the same time.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def publish(
             metrics = _digest_of_metrics((run / METRICS).read_bytes(), step)
             sync(run / METRICS)
     with explain_os_errors("the checkpoint in", run, "the earlier checkpoint is intact"):
-        os.listdir(run)  # raises if the folder of the run was moved away: do not begin another one silently
+        os.listdir(run)  # raises if the folder of the run was moved away, in which case a new one must not be made
         remove_unfinished(run)
         temporary = temporary_folder(run, "checkpoint")
         try:
@@ -124,9 +124,9 @@ def publish(
 
 
 class Writer:
-    """Writes checkpoints in a thread, so that training continues meanwhile; one at a time.
+    """Writes checkpoints in a thread, one at a time, while training continues.
 
-    A kill at any moment leaves the checkpoint before, as with `save`. An error is raised by the next call.
+    A kill at any moment leaves the previous checkpoint, as with `save`. An error is raised by the next call.
 
     Args:
         run: The folder of the run.
@@ -146,7 +146,7 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint, after the one before is written; the tensors must not change meanwhile."""
+        """Wait for the previous write, then begin to write a checkpoint; the tensors must not change meanwhile."""
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(tensors, state), name="normfree checkpoint")
         self._thread.start()
@@ -163,13 +163,13 @@ class Writer:
         self.raise_error()
 
     def raise_error(self) -> None:
-        """Raise the error of a write that has failed, if any; a write in progress goes on."""
+        """Raise the error of a write that has failed, if any, without waiting for a write in progress."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """Wait for the thread; an error is dropped, because another one is on its way."""
+        """Wait for the thread; drop its error, because another one may be propagating."""
         with suppress(ValueError, OSError):
             self.wait()
 
@@ -217,7 +217,7 @@ def load_state(run: str | Path) -> dict[str, Any]:
 
 
 def _read_while_training(run: str | Path, read: Callable[[Path], T], *, best: bool = False) -> T:
-    """Read the newest or best checkpoint; if another process has replaced it meanwhile, read the next."""
+    """Read the newest or best checkpoint; if another process replaces it, read the next one."""
     for left in reversed(range(_TRIES)):
         path = best_of(newest_first(run)) if best else latest(run)
         if path is None:
@@ -387,7 +387,7 @@ def remove(path: Path) -> None:
     if not all(inside.name == STATE or inside.suffix == ".safetensors" for inside in path.iterdir()):
         return  # with files of the user
     hidden = path.with_name(f"{TEMPORARY}{path.name}")
-    with suppress(OSError):  # a checkpoint too many is no reason to stop a run
+    with suppress(OSError):  # a run does not stop because an old checkpoint stays
         path.rename(hidden)
         shutil.rmtree(hidden)
 

@@ -44,12 +44,22 @@ from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunStatus
-from normfree.train.run.run_records import CONFIG, METRICS, RESULT, read_lines, read_result
+from normfree.train.run.run_records import (
+    CONFIG,
+    LOCK,
+    METRICS,
+    PAGE,
+    PROGRESS,
+    RESULT,
+    SIGNAL,
+    read_lines,
+    read_result,
+)
 
 _log = logging.getLogger("normfree.train")
 
 _REPLACED = (
-    METRICS, "curves.png", "page.html", "progress.json", "signal.jsonl", "plan.json", "translations.txt",
+    METRICS, "curves.png", PAGE, PROGRESS, SIGNAL, "plan.json", "translations.txt",
     "vocabulary.model", CONFIG,
 )  # fmt: skip
 # Names that `atomic_path` gives to files that are not finished.
@@ -98,7 +108,7 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run in the folder has a checkpoint, a result or metrics; otherwise nothing is lost without it."""
+        """Whether the run in the folder has a checkpoint, a result or metrics, which replacing it would lose."""
         files = (self.metrics_path, self.result_path)
         return any(file.exists() and file.stat().st_size for file in files) or self.saved_step is not None
 
@@ -176,7 +186,7 @@ class RunFolder:
         found = [path for path in (*(self.path / name for name in names), *checkpoints) if os.path.lexists(path)]
         if not found or has_checksum(self.config_path):
             return
-        if (self.path / "lock").is_file():  # it ended before its first step, or is of an earlier release
+        if (self.path / LOCK).is_file():  # it ended before its first step, or is of an earlier release
             with suppress(ValueError, OSError):
                 if not self.config_path.exists() or self.read_config():
                     return
@@ -242,7 +252,7 @@ class RunFolder:
             before = self.read_config()
             config.require_same(before, free, f"the run in '{self.path}'")
             if before.kernels not in ("auto", config.kernels):
-                change = f"began with kernels={before.kernels} and goes on with kernels={config.kernels}"
+                change = f"began with kernels={before.kernels} and continues with kernels={config.kernels}"
                 _log.warning("kernels: the run in '%s' %s, so it does not continue bit for bit", self.path, change)
         if self.status == "diverged":
             raise ValueError(
@@ -282,7 +292,7 @@ class RunFolder:
             before = TrainConfig.from_toml_text(found[1]["config"], str(self.path))
             config.require_same(before, free, f"the checkpoint in '{self.path}'")
             _require_epochs(before, config, found[1]["step"], steps_per_epoch)
-        self.require_held()  # what was read is of the folder that was locked
+        self.require_held()  # the folder that was read is the one that was locked
         self.cut_metrics(found[1]["step"] if found else -1)
         return found
 
@@ -366,13 +376,13 @@ class RunFolder:
         """
         if not self.metrics_path.exists():
             return []
-        if (listed := self._listed_metrics()) is not None:  # those of a resumed run go on after this part
+        if (listed := self._listed_metrics()) is not None:  # a resumed run has appended more
             start = read_limited(self.metrics_path)[: listed.size]
             listed.check(start, str(self.metrics_path), "restore it, or start the run again")
         return [record for _, record in read_lines(self.metrics_path)]
 
     def _listed_metrics(self) -> Checksum | None:
-        """Return the checksum of the metrics in result.json; None if there is no result, or one of before."""
+        """Return the checksum of the metrics in result.json; None without a result, or of an earlier release."""
         files = self.read_result().get("files") if self.result_path.exists() else None
         return Checksum.from_json(files[METRICS]) if isinstance(files, dict) and METRICS in files else None
 

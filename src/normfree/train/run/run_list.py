@@ -1,4 +1,4 @@
-"""Read the files of runs without torch, find runs below folders, and show them in one table or on one page.
+"""Find runs below folders, without torch, and show them in one table or on one page.
 
     runs = RunList([Path("runs")])
     for run in runs.read():  # cheap enough to ask again every second

@@ -1,4 +1,4 @@
-"""A run as its records say, its verdict, its curves and its page: from plain data, without torch."""
+"""The verdict, the curves and the page of a run: from plain data, without torch."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def run_page(
     """Make the page of a run: a verdict, its numbers, its curves and its signal over depth.
 
     Args:
-        run: How far it is.
+        run: Its state and numbers.
         name: Its name.
         records: Its metrics.
         signals: The lines of its signal.jsonl.

@@ -1,4 +1,4 @@
-"""The records of a run, read without torch: its metrics, its result, and how far it is.
+"""The records of a run, read without torch: its metrics, its result, and its state.
 
 Files may be damaged or forged.
 """
@@ -88,7 +88,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 State = Literal["starting", "running", "finished", "stopped", "diverged", "unknown", "damaged"]
-"""How a run is. 'unknown' has not ended, and its lock cannot be read; 'starting' has taken no step yet."""
+"""The state of a run. 'unknown' has not ended, and its lock cannot be read; 'starting' has taken no step yet."""
 
 
 _STATES: dict[str, State] = {
@@ -100,7 +100,7 @@ _STATES: dict[str, State] = {
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedRun:
-    """How far a run is, as its files say; None for what they do not say.
+    """The state and the numbers of a run, from its files; None for those that they lack.
 
     Attributes:
         folder: The folder of the run.
@@ -155,7 +155,7 @@ def describe_run(
     now: Mapping[str, Any],
     updated: float,
 ) -> WatchedRun:
-    """Describe a run by its records, each of which may be empty; `with_state` adds whether a process works on it.
+    """Describe a run by its records, each of which may be empty; `with_state` adds whether it is running.
 
     Args:
         folder: The folder of the run.
@@ -169,7 +169,7 @@ def describe_run(
     if status in ("finished", "diverged") or _number(now.get("step")) is None:
         now = {}  # left by a process that was killed at its end
     unit = "tokens" if "tokens_per_second" in {**result, **last, **now} else "images"
-    told = {**last, **result, **now}  # the last one that says something counts
+    known = {**last, **result, **now}  # a later record overrides an earlier one
     return WatchedRun(
         folder=folder,
         state=_STATES.get(str(status), "unknown"),
@@ -177,16 +177,16 @@ def describe_run(
         **{name: str(config.get(name, "")) for name in ("model", "method", "data")},
         epochs=_count(config.get("epochs")),
         epoch=_number(now.get("epoch", result.get("epochs", last.get("epoch")))),
-        loss=_number(told.get("train_loss")),
-        accuracy=_number(told.get("train_accuracy")),
+        loss=_number(known.get("train_loss")),
+        accuracy=_number(known.get("train_accuracy")),
         validation=_score(result.get("validation")) if result and not now else _logged(now) or _logged(last),
         test=_score(result.get("test")),
         bleu=_number(result["bleu"].get("score")) if result.get("bleu") else None,
-        throughput=_number(told.get(f"{unit}_per_second")),
+        throughput=_number(known.get(f"{unit}_per_second")),
         unit=unit,
-        classes=_count(told.get("classes")) or 0,
-        parameters=_count(told.get("parameters")),
-        seconds=_number(told.get("seconds")),
+        classes=_count(known.get("classes")) or 0,
+        parameters=_count(known.get("parameters")),
+        seconds=_number(known.get("seconds")),
         left=_number(now.get("seconds_left")),
         updated=updated,
     )
