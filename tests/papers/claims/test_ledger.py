@@ -563,7 +563,8 @@ def test_page_leads_to_the_json_the_runs_and_the_reasons(tmp_path: Path) -> None
     assert left.rows == (("second", "2 h", "normfree reproduce fixup/fake --only second --device cuda"),)
     (reasons,) = section.folded
     assert reasons.rows[0] == ("one is about 1", "it is 1", "one")
-    assert "asides are shown and do not decide" in made.subtitle
+    (words,) = made.sections[0].tables
+    assert "it is shown and does not decide" in dict(words.rows)["aside"]
 
 
 def test_name_of_every_number_in_the_json_stands_in_the_document(document: str) -> None:
