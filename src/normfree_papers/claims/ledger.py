@@ -109,8 +109,8 @@ def require_kind(path: str | Path) -> Path:
 # Common to Markdown and HTML
 
 
-def _words() -> Table:
-    return Table("", (Column("word"), Column("meaning")), _WORDS)
+def _words(title: str = "") -> Table:
+    return Table(title, (Column("word"), Column("meaning")), _WORDS)
 
 
 def _link(text: str, path: Path, folder: Path) -> Link:
@@ -325,7 +325,7 @@ def _details(title: str, text: str) -> str:
 
 def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
     """The ledger as a page in `folder`: one card per claim, then each claim with its interactive figures."""
-    sections = [Section("What the words mean", tables=(_words(),), name="words")]
+    sections = []
     for paper, title in PAPERS.items():
         of = [entry for entry in found if entry.claim.paper == paper]
         if of:
@@ -340,6 +340,7 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
     return Page(
         "The claims of the papers, run and judged",
         subtitle=f"{counts_of(found)}.",
+        summary=(_words("What the words mean"),),
         cards=tuple(_card(entry) for entry in found),
         sections=tuple(sections),
         notes=("Made from the results by: normfree reproduce --write claims.html",),
