@@ -8,7 +8,7 @@ start and after 20 steps, and the parameters that have not moved after 40. A mod
 time limit; --jobs says how many run at once, and those that took longest start first. Each row is stored as it ends,
 and a pair that is in the JSON file is not run again, except with --fresh. diffusers and segmentation_models_pytorch are
 needed for some models only (pip install --no-deps, or a folder of PYTHONPATH); where they are missing, these models are
-left out, and the exit status is 1, as it is if a pair fails. The page ends with the results of rates.py.
+left out, and the exit status is 1, as it is if a pair fails. The page ends with the results of learning_rates.py.
 
 Rows that another machine has stored in FILE replace those of the table, and nothing runs, if the command above ends in
 --page --rows FILE.

@@ -1,4 +1,4 @@
-"""Score the diagnosis on networks that are broken on purpose, on their mended twins, and on healthy networks.
+"""Score the diagnosis on networks that are broken on purpose, on the same ones without the fault, and on healthy ones.
 
     export PYTHONPATH=src:tests/support/networks
     python benchmarks/diagnosis.py --json results/benchmarks/diagnosis.json --keep final
@@ -67,7 +67,7 @@ def report_on(subject: Subject) -> tuple[bool, str, str]:
 
 
 def judge_case(case: Broken) -> dict[str, Any]:
-    """Diagnose a broken network and its mended twin."""
+    """Diagnose a broken network, and the same network without the fault."""
     alarm, word, advice = report_on(case.build())
     text = f"{word}. {advice}"
     twin_alarm, twin_word, twin_advice = report_on(case.build(mended=True))

@@ -26,7 +26,7 @@ def idle_scalars(make: Callable[[], Subject], names: Sequence[str]) -> list[str]
     def keep(home: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, out: Any) -> Any:
             first = out[0] if isinstance(out, tuple) else out
-            if not first.requires_grad:  # nothing before it is trained, but a scalar behind it would be
+            if not first.requires_grad:  # nothing before it is trained, but a scalar after it would be
                 first = first.detach().requires_grad_()
             first.retain_grad()
             outputs.setdefault(home, []).append(first)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import rates
+import learning_rates
 from subjects import CLASSES, IMAGES, PIXEL_CLASSES, TEXTS, WORDS
 
 ORIGINAL = "original"
-RATES = Path(__file__).parents[1] / "results" / "benchmarks" / "rates.json"  # of rates.py, for the end of the page
+RATES = Path(__file__).parents[1] / "results" / "benchmarks" / "rates.json"  # shown at the end
 STEPS, ALL_STEPS = 20, 40
 SMALL_RATE = 1e-4  # for the parameters that have not moved
 HIGH = 3.0  # a first loss above this many times the original's and a guess's is wrong
@@ -65,7 +65,7 @@ def judge(row: dict[str, Any], original: dict[str, Any]) -> str:
 
 
 def page(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
-    """Write the page: a table with one row per model and method, and the results of rates.py."""
+    """Write the page: a table with one row per model and method, and the results of learning_rates.py."""
     originals = {row["model"]: row for row in rows if row["method"] == ORIGINAL}
     judged = [(row, judge(row, originals[row["model"]])) for row in rows]
     trained = [row for row in rows if "rate" in row]
@@ -81,12 +81,16 @@ def page(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
     lines = [
         "# Converted third-party models",
         "",
-        f"{len(originals)} models, built by their own packages with random weights, each converted and then trained "
-        f"for {STEPS} steps of AdamW without weight decay and dropout, on one fixed batch of noise with fixed targets: "
-        f"{IMAGES} images of 32 to 128 pixels a side with {CLASSES} classes, or {PIXEL_CLASSES} for each pixel; "
-        f"{TEXTS} texts of 12 words out of {WORDS}, where models have a width of 64 and four layers; models of "
-        f"diffusers predict noise. A guess has a loss of {math.log(CLASSES):.2f} for classes, "
-        f"{math.log(PIXEL_CLASSES):.2f} for pixels, {math.log(WORDS):.2f} for words and 1 for noise.",
+        f"{len(originals)} models, built by their own packages with random weights. Each is converted and trained for "
+        f"{STEPS} steps of AdamW, without weight decay and dropout, on one fixed batch of noise with fixed targets.",
+        "",
+        f"- Models of images get {IMAGES} images of 32 to 128 pixels a side, with {CLASSES} classes, or "
+        f"{PIXEL_CLASSES} classes for each pixel.",
+        f"- Models of text get {TEXTS} texts of 12 words out of {WORDS}. They have a width of 64 and four layers.",
+        "- Models of diffusers predict noise.",
+        "",
+        f"A uniform guess has a loss of {math.log(CLASSES):.2f} for classes, {math.log(PIXEL_CLASSES):.2f} for pixels, "
+        f"{math.log(WORDS):.2f} for words and 1 for noise.",
         "",
         f"Of {len(words)} conversions, {counts}.",
         "",
@@ -98,11 +102,11 @@ def page(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         "failed. No row should be of this kind.",
         "- The signal is what `normfree diagnose` says of the batch, before conversion (row *original*) and after it.",
         "- The rate is the one that `nf.find_lr` suggests for AdamW on this model, method and batch, by a short "
-        "search: one run of 25 steps from 1e-5 to 0.03 proposes a third of the rate at the lowest loss, which is "
-        f"halved until {STEPS} steps lower the loss. It was found for {found} of {len(trained)} rows. In others, in "
-        "brackets, it was given, because the search takes longer than the steps.",
-        f"- *Unmoved* counts the parameters that are what they were after {ALL_STEPS} steps, both at the rate and at "
-        f"{SMALL_RATE:g}. Those that stay in the original, too, are not wrong.",
+        "search: one run of 25 steps raises the rate from 1e-5 to 0.03, and a third of the rate at the lowest loss is "
+        f"halved until {STEPS} steps lower the loss. It was found for {found} of {len(trained)} rows. A rate in "
+        "brackets was given, because the search takes longer than the steps.",
+        f"- *Unmoved* counts the parameters that have not changed after {ALL_STEPS} steps, neither at the rate nor at "
+        f"{SMALL_RATE:g}. A parameter that does not change in the original either is no error.",
         "",
         "The learning rates at which converted models diverge are [below](#learning-rates).",
         "",
@@ -131,7 +135,7 @@ def page(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         )
     if notes:
         lines += ["", "Refused or failed:", "", *[f"{key}. {text}" for text, key in notes.items()]]
-    lines += ["", "## Learning rates", "", *rates.markdown(json.loads(RATES.read_text(encoding="utf-8")))]
+    lines += ["", "## Learning rates", "", *learning_rates.markdown(json.loads(RATES.read_text(encoding="utf-8")))]
     return "\n".join(lines) + "\n"
 
 

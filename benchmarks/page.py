@@ -40,7 +40,12 @@ def source(name: str, result: dict[str, Any]) -> str:
 def training_speed() -> str:
     step, width, depth = (read(f"benchmarks/training-{name}.json") for name in ("step", "width", "depth"))
     speeds = [
-        [row["what"], f"{row['images_per_second']:,.0f}", f"{row['milliseconds']:.1f}", f"{row['setup_seconds']:.1f}"]
+        [
+            _path(row["what"]),
+            f"{row['images_per_second']:,.0f}",
+            f"{row['milliseconds']:.1f}",
+            f"{row['setup_seconds']:.1f}",
+        ]
         for row in step["rows"]
         if "milliseconds" in row
     ]
@@ -62,8 +67,9 @@ def training_speed() -> str:
     columns = ["layers", "ms per step", "µs per step and layer", "s per epoch", "GiB", "s to set up"]
     return f"""## Training speed
 
-ResNet-110 on CIFAR-10 images with batches of 128. "Whole step" includes making the batch (gathering, cropping,
-flipping); the PyTorch loops get a fixed batch. Fixup is {ratio:.2f} times as fast as batch norm in the engine.
+By the compiled path of the engine, before it had stage kernels (commit `{step["commit"][:12]}`). The next section has
+today's kernels. ResNet-110 on CIFAR-10 images with batches of 128. Fixup is {ratio:.2f} times as fast as batch norm in
+the engine. The PyTorch rows are plain loops.
 
 {table(["ResNet-110", "images/s", "ms per step", "s to set up"], speeds)}
 
@@ -83,6 +89,11 @@ epoch is 50,000 images, without set-up.
 {source("benchmarks/training-depth.json", depth)}."""
 
 
+def _path(what: str) -> str:
+    """The name of a row, with the path that the engine had at the time."""
+    return what.replace("engine,", "engine, compiled path,")
+
+
 def stage_kernels() -> str:
     found, deep = read("benchmarks/training-kernels.json"), read("benchmarks/training-deep.json")
     rows = [
@@ -92,6 +103,7 @@ def stage_kernels() -> str:
             row["precision"],
             f"{row['images_per_second']:,.0f}",
             f"{row['milliseconds']:.2f}",
+            f"{row['steps']:,}",
             f"{row['epoch_seconds']:.1f}" if "epoch_seconds" in row else "",
             f"{row['peak_gib']:.1f}" if "peak_gib" in row else "",
             f"{row['setup_seconds']:.0f}",
@@ -99,23 +111,21 @@ def stage_kernels() -> str:
         for row in found["rows"]
         if "batch" in row and not is_swept(row)
     ]
-    steps = [f"{row['steps']:,}" for row in found["rows"] if "steps" in row and not is_swept(row)]
     earlier, batch = read("benchmarks/training-kernels-earlier.json"), read("benchmarks/training-batch.json")
     ratios = [row["ratio"] for result in (earlier, found, batch) for row in result["rows"] if "ratio" in row]
     accuracy = read("kernels/accuracy.json")
     first = found["rows"][0]
     images = first["steps"] * first["batch"] * 3 * 32**2 / 2**30
-    columns = ["run", "batch", "precision", "images/s", "ms per step", "s per epoch", "GiB", "s to set up"]
+    columns = ["run", "batch", "precision", "images/s", "ms per step", "steps", "s per epoch", "GiB", "s to set up"]
     alone = deep["rows"][0]
     return f"""## Stage kernels
 
-Whole training steps by the [stage kernels](kernels.md), which the engine chooses where they apply, beside the compiled
-path and batch norm in one run. Data, augmentation and update are included, except in the plain loop and in those by
-`torch.compile`, which get a fixed batch. Over {len(ratios)} runs, Fixup by the kernels is {min(ratios):.1f} to
-{max(ratios):.1f} times as fast as the fastest batch norm. In the run of this table the compiled paths are slower than
-in the other two (batch norm {speed(found, NORMED):,.0f} images/s, in the run over the batch
-{speed(batch, NORMED):,.0f}), and so is the plain loop ({speed(found, PLAIN):,.0f} and {speed(batch, PLAIN):,.0f}),
-which the host limits. An epoch is 50,000 images, extrapolated from {", ".join(steps)} measured steps, without set-up.
+Whole steps by the [stage kernels](kernels.md), beside the compiled path, plain loops and loops by `torch.compile`, all
+in one run (commit `{found["commit"][:12]}`). Over {len(ratios)} runs, Fixup by the kernels is {min(ratios):.1f} to
+{max(ratios):.1f} times as fast as the fastest batch norm. In the run of this table all other paths are slower than in
+the run over the batch below: the compiled path with batch norm reaches {speed(found, NORMED):,.0f} images/s, there
+{speed(batch, NORMED):,.0f}; the plain loop reaches {speed(found, PLAIN):,.0f}, there {speed(batch, PLAIN):,.0f}.
+Seconds per epoch are extrapolated from the measured steps to 50,000 images, without set-up.
 
 {table(columns, rows)}
 
@@ -134,12 +144,13 @@ compiled path, over {len(accuracy["seeds"])} seeds. The 95 % interval of the dif
 
 ![images per second and memory](images/{PICTURE.name})
 
-The same paths over the depth of a ResNet at batch 128, in the run of the first table. In the engine GiB includes the
-images of all measured steps, 3 KiB each, which are {images:.1f} GiB for ResNet-110 by the kernels:
+The same paths over the depth of a ResNet at batch 128, in the run of the first table of this section. The engine keeps
+the images of all measured steps on the GPU, and its GiB include them: 3 KiB per image, {images:.1f} GiB for ResNet-110
+by the kernels.
 
 {table_of_curves("depth", found["rows"])}
 
-The same paths over the batch of ResNet-110:
+The same paths over the batch of ResNet-110 (commit `{batch["commit"][:12]}`):
 
 {table_of_curves("batch", batch["rows"])}
 
@@ -263,11 +274,12 @@ A plain training loop by `torch.compile` in bf16 autocast, channels last, on one
 
 {source("benchmarks/converted-speed.json", loop)}.
 
-Whole steps of `nf.fit` in bf16, with the images of {steps} steps on the GPU, which take {data:.1f} GiB in each row:
+Whole steps of `nf.fit` in bf16. The images of {steps} steps are on the GPU and take {data:.1f} GiB of every row.
 
 {shown(fit)}
 
-{source("benchmarks/converted-fit.json", fit)}; this run used `EPOCH = {steps}`, which the script has since."""
+{source("benchmarks/converted-fit.json", fit)}. The run used `EPOCH = {steps}`; the
+script at that commit had another number."""
 
 
 def translation_speed() -> str:
@@ -339,7 +351,7 @@ of 90 is chance: that run lost its signal in the first epoch.
 
 Test accuracy of wide ResNets of width 1 after one epoch, in per cent, with the standard deviation where there are
 three seeds ([figure 3 of Fixup](claims.md#fixup-fig3)). With a tenth of the learning rate for its scalars, as in the
-authors' code, Fixup stays at chance with 10,000 layers; the [findings](findings.md) explain why.
+authors' code, Fixup stays at chance with 10,000 layers; finding 2 of the [findings](findings.md) explains why.
 
 {table(["layers", *shown.values()], rows)}"""
 
@@ -409,7 +421,17 @@ def page() -> str:
 
 Every number here is read from [results/](../results/) by `make benchmarks-page`; a test compares the page with the
 stored results. [benchmarks/](../benchmarks/) has the commands that measure, and [claims.md](claims.md) the numbers of
-the papers."""
+the papers.
+
+| word | meaning |
+| --- | --- |
+| engine | training by `nf.fit` and `normfree train`, by one of two paths |
+| compiled path | the engine with `torch.compile` and one CUDA graph per step |
+| stage kernels | the engine with one CUDA kernel per stage of residual blocks, where they apply |
+| whole step | a step of the engine: gathering, cropping and flipping the batch; forward, backward and update |
+| plain loop | forward, backward and update in eager PyTorch, on one fixed batch |
+| loop by `torch.compile` | the same with a compiled model |
+| s to set up | building the model, compiling, capturing |"""
     sections = [
         training_speed(),
         stage_kernels(),

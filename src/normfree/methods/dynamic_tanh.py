@@ -12,7 +12,7 @@ from normfree.nn.normalizers import DynamicTanh
 
 @dataclass(frozen=True)
 class DynamicTanhInit:
-    """Initializer: He fan-in, γ = 1, β = 0 and the given α."""
+    """Initializer: He fan-in; in the tanh the given α, weight 1 and bias 0."""
 
     alpha: float
 
@@ -26,7 +26,7 @@ class DynamicTanhInit:
 
 @register
 def dyt(*, alpha: float = 0.5) -> Method:
-    """γ·tanh(α·x) + β in place of every normalizer, with γ and β per channel; α is learnable and starts at 0.5.
+    """w·tanh(α·x) + b in place of every normalizer, with w and b per channel; α is learnable and starts at 0.5.
 
     Conversion changes the normalizers only, neither weights nor sums.
 

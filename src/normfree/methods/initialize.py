@@ -166,7 +166,7 @@ def fans(module: nn.Conv2d | nn.Linear) -> tuple[int, int]:
 
 
 def gain(layer: Layer) -> float:
-    """Return γ of He's rule: 2 if the layer's input is a ReLU's output, else 1."""
+    """Return γ, the gain of the variance in He's rule: 2 if the layer's input is a ReLU's output, else 1."""
     return theory.forward_gain("relu") if layer.activated_in else 1.0
 
 

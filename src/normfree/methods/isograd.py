@@ -143,7 +143,7 @@ def isograd(*, shortcut: str = "identity") -> Method:
     models can only be converted if every residual sum has such a module of its own. A Transformer's blocks do not: each
     has two sums.
 
-    Reference: none; it completes robust, section 3.2, where equation 2 counts taps without stride and padding.
+    Reference: none; it completes robust, section 2, equation 2, which counts taps without stride and padding.
     """
     if shortcut not in ("identity", "conv"):
         raise ValueError(f"expected option 'shortcut' of method 'isograd' to be identity or conv, got '{shortcut}'")

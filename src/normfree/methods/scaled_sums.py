@@ -1,9 +1,9 @@
 """Residual sums scaled by fixed or learnable numbers.
 
 IdShort, LearnScalar and ConvShort of robust, x' = √½ · (h(x) + f(x)), have two initializations. He by fan-out,
-standardized after sampling, preserves the gradient ("ours" in the paper). Brock's, γ²/fan_in per output channel,
-preserves the forward signal, and the gradient explodes. The others weigh branch and shortcut: √½, a small β, Hanin's
-r^l, Shao's, SkipInit and ReZero.
+standardized after sampling, preserves the gradient ("ours" in the paper). Brock's, γ/fan_in per output channel with γ =
+2/(1 - 1/π), preserves the forward signal, and the gradient explodes. The others weigh branch and shortcut: √½, a small
+β, Hanin's r^l, Shao's, SkipInit and ReZero.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _with_brock(method: Method) -> Method:
         name=f"{method.name}_brock",
         summary=f"{method.name} with Brock's initialization: forward kept, gradient explodes",
         reference=f"{method.reference}; equation 3",
-        weights="plain; per output channel γ²/fan_in, γ² = 2/(1-1/π)",
+        weights="plain; per output channel γ/fan_in, γ = 2/(1-1/π)",
         initializer=_brock_,
     )
 

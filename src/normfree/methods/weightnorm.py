@@ -145,7 +145,7 @@ def wn(*, directions: Directions = "orthogonal", g: Lengths = "forward", stem_re
 def wn_default(*, directions: str = "orthogonal", stem_relu: bool = False) -> Method:
     """Weight norm as PyTorch wraps it around existing weights: g = ‖v‖.
 
-    The weights are orthogonal, as in the runs behind the paper's Table 2. `directions=he` takes He's, N(0, 2/fan_in),
+    The weights are orthogonal, as in the runs of the paper's Table 2. `directions=he` takes He's, N(0, 2/fan_in),
     as release 0.1 did; the authors' code offers both.
 
     Reference: wninit, section 5.1, baseline 1.

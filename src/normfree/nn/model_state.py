@@ -285,7 +285,7 @@ def _copies(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
 
 
 def reshard_(modules: Iterable[nn.Module]) -> bool:
-    """Free the gathered parameters that a forward pass without a backward pass left behind.
+    """Free the gathered parameters that a forward pass without a backward pass did not free.
 
     Returns:
         Whether one of the modules is sharded by FSDP2.

@@ -87,7 +87,7 @@ def _group_norm(channels: int) -> nn.Module:
 
 
 class DynamicTanh(OneElementScalars):
-    """γ · tanh(α · x) + β with a learnable scalar α and learnable γ, β per channel.
+    """w · tanh(α · x) + b with a learnable scalar α, and learnable w and b per channel.
 
     `dim` is the dimension of the channels: 1 for images (N, C, H, W), -1 for tokens (N, T, C). `alpha` is the initial
     value of α, 0.5 in the paper.
@@ -297,10 +297,10 @@ def _batch_moments(x: Tensor, sum_: Sum, world: int) -> tuple[Tensor, Tensor]:
 
 
 class _Normalize(torch.autograd.Function):
-    """y = γ x̂ + β with x̂ = (x - μ)/σ, where μ and σ depend on the batches of all processes.
+    """y = w x̂ + b with x̂ = (x - μ)/σ, where μ and σ depend on the batches of all processes.
 
-    ∂L/∂x = γ/σ · (g - Σg/n - x̂ · Σ(g·x̂)/n) with the sums over all n values of a channel in all processes. The
-    gradients of γ and β are of this process only; the training step averages them over processes.
+    ∂L/∂x = w/σ · (g - Σg/n - x̂ · Σ(g·x̂)/n) with the sums over all n values of a channel in all processes. The
+    gradients of w and b are of this process only; the training step averages them over processes.
     """
 
     @staticmethod

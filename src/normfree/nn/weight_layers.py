@@ -122,7 +122,7 @@ class _WeightNorm(_RowGain):
 class _Standardized(_RowGain):
     """W = g · (v - mean v) / (std v · √fan_in) row by row; `gain` holds g.
 
-    The gain starts at γ, γ² = 2/(1 - 1/π) for a layer that reads a ReLU, so that the output has unit variance.
+    The gain starts at √γ, with γ = 2/(1 - 1/π) for a layer that reads a ReLU, so that the output has unit variance.
 
     Reference: normdead, section 4.2 (centred weight normalization, rescaled); Brock 2021, section 4.
     """

@@ -43,7 +43,7 @@ def _isograd_checks() -> tuple[Check, ...]:
         ),
         expect(f"{_FLAT} - {_NORMED}", low=-1.0, scale="full").reading(
             "isograd reaches batch norm: points of test accuracy by which it leads",
-            why="our reading of the word 'reach': at most one point behind; more refutes it",
+            why="our reading of the word 'reach': at most one point less; more refutes it",
         ),
         aside(f"{_FAN_OUT} - {_FAN_IN}", low=0.0, scale="full").reading(
             "fan-out trains better than fan-in, as robust proposes: points of test accuracy by which it leads",

@@ -120,7 +120,7 @@ def differing(stored: Mapping[str, Sequence[float]], today: Mapping[str, Sequenc
 def stale_probes(config: TrainConfig, record: Record | str) -> list[str] | None:
     """Compare the canary of a stored run with today's code.
 
-    Places and probes without committed figures are left out; a GPU run has figures on the CPU, too.
+    Places and probes without committed figures are left out. A GPU run also has figures on the CPU.
 
     Args:
         config: The configuration of the run, with its method as today's code spells it.

@@ -40,8 +40,9 @@ class Cost:
 class Check:
     """One statement on one measured number: it lies between `low` and `high`, either of which may be open.
 
-    The claims write a check as `expect(NAME, RANGE).derived(STATEMENT, why=REASON)`, where the range is derived;
-    `printed` stands for a figure of the paper, and `reading` for our reading of one of its words.
+    The claims write a check as `expect(NAME, RANGE).derived(STATEMENT, why=REASON)` if its range is derived from
+    theory, with `printed` if it is a figure of the paper, and with `reading` if it rests on how we read one of its
+    words.
 
     Attributes:
         name: The number, as the measurement names it. The interval of its mean over seeds or draws is judged.
@@ -51,7 +52,7 @@ class Check:
         source: Where the range comes from: a figure of the paper, a derivation, or our reading of one of its words.
         exact: Whether the number has no randomness, so that one value decides; of several, each must lie in the range.
         binary: Whether each value is the answer 1 or 0 to a yes or no question, so that their share is judged.
-        main: Whether this check decides the claim; an aside is shown beside it.
+        main: Whether this check decides the claim. An aside, which does not, is a side remark of the paper or of ours.
         scale: The only scale at which the number is measured; None for both.
         lacks: Data that the check needs and that were not available.
         erratum: Why the paper's number is wrong; `low` and `high` then bound the correct value.
@@ -82,7 +83,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ExpectedRange:
-    """The measured half of a check: the name of a number, the paper's value, and the range."""
+    """The range that a check accepts for a number, with the paper's value. `says` makes the check of it."""
 
     name: str
     _: KW_ONLY
@@ -103,9 +104,9 @@ class ExpectedRange:
         lacks: str = "",
         erratum: str = "",
     ) -> Check:
-        """Add the claimed half: the statement, the reason for the range, and where the range comes from."""
-        claimed: dict[str, Any] = {"statement": statement, "why": why, "source": source}
-        return Check(**claimed, exact=exact, binary=binary, lacks=lacks, erratum=erratum, **vars(self))
+        """Return the check with this statement, the reason for the range, and where the range comes from."""
+        words: dict[str, Any] = {"statement": statement, "why": why, "source": source}
+        return Check(**words, exact=exact, binary=binary, lacks=lacks, erratum=erratum, **vars(self))
 
     derived = partialmethod(says, source="derived")
     printed = partialmethod(says, source="paper")
@@ -113,7 +114,7 @@ class ExpectedRange:
 
 
 expect = ExpectedRange
-aside = partial(ExpectedRange, main=False)  # a side remark of the paper
+aside = partial(ExpectedRange, main=False)
 
 
 def near(name: str, value: float, error: float = 0.0, *, share: float = 0.0, **options: Any) -> ExpectedRange:
@@ -206,7 +207,7 @@ def claim(**fields: Any) -> Callable[[Measure], Measure]:
 
 
 training_claim = partial(claim, needs_training=True)
-"""The same for a claim on training runs."""
+"""Decorate a measurement to register it as a claim on training runs."""
 
 
 def rows_claim(

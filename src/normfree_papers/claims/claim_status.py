@@ -1,9 +1,10 @@
-"""The entries of the ledger: every claim with the result that counts, its status, and the words for both."""
+"""The status of every claim: its result, judged, and the texts in which the ledger and the command show both."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -85,7 +86,7 @@ class Entry:
 
     @property
     def precision(self) -> str:
-        """The arithmetic behind the numbers: that of the training runs, or of the claim."""
+        """The arithmetic of the numbers: that of the training runs, or of the claim."""
         return _precisions(self.runs.values()) if self.runs else self.claim.precision * (self.result is not None)
 
     @property
@@ -213,8 +214,22 @@ def range_text(check: Check) -> str:
     return f"{low:.{digits}g} to {high:.{digits}g}"
 
 
+def possible_range(check: Check) -> tuple[float, float]:
+    """The values that the number of a check can have, from the unit in its statement: a percentage or a share.
+
+    >>> from normfree_papers.claims.claim import expect
+    >>> possible_range(expect("x", low=20).says("test accuracy of x, in %: it trains", why="the text"))
+    (0.0, 100.0)
+    """
+    if ", in %" in check.statement:
+        return 0.0, 100.0
+    if re.search(r"\bshare of (seeds|depths)\b", check.statement):
+        return (-1.0 if check.statement.startswith(("lead", "gain")) else 0.0), 1.0
+    return -math.inf, math.inf
+
+
 def number(row: Row) -> str:
-    """The mean with its 95 % confidence interval, to two digits of half its width.
+    """The mean with its 95 % confidence interval in the possible range, to two digits of half its width.
 
     >>> from normfree_papers.claims.claim import expect
     >>> check = expect("x", low=0).says("x is positive", why="the text")
@@ -226,14 +241,16 @@ def number(row: Row) -> str:
         return ""
     if interval is None:
         return f"{value:.5g}"
-    half, size = (interval.high - interval.low) / 2, max(abs(interval.low), abs(interval.high))
+    least, most = possible_range(row.check)
+    low, high = max(interval.low, least), min(interval.high, most)
+    half, size = (high - low) / 2, max(abs(low), abs(high))
     if half <= 1e-6 * size:
         return f"{value:.5g} [± 0]" if half == 0 else f"{value:.5g} [± {half:.1g}]"
     if 1e-4 < size < 1e6:
         digits = max(0, 1 - math.floor(math.log10(half)))
-        shown = [f"{round(x, digits) + 0.0:.{digits}f}" for x in (value, interval.low, interval.high)]  # no "-0.0"
+        shown = [f"{round(x, digits) + 0.0:.{digits}f}" for x in (value, low, high)]  # no "-0.0"
         return f"{shown[0]} [{shown[1]}, {shown[2]}]"
-    return f"{value:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
+    return f"{value:.2g} [{low:.2g}, {high:.2g}]"
 
 
 def rough_duration(seconds: float) -> str:
@@ -276,7 +293,7 @@ def not_run_of(entry: Entry) -> tuple[str, str] | None:
 
 
 def limits_of(entry: Entry) -> dict[str, str]:
-    """What stands beside the verdict: stand-ins, departures, precision, stale runs, and planted errors."""
+    """The limits of a verdict, by name: stand-ins, departures, precision, stale runs, and planted errors."""
     claim = entry.claim
     unmeasured = [check.statement for check in entry.judgement.missing] if entry.status == "undecided" else []
     texts = {

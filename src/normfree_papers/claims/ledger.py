@@ -56,18 +56,23 @@ DRAWINGS = {  # figures without numbers, which need no claim
 }
 _LONG = 12  # rows; longer tables are folded
 _FILES = {"result": "result.json", "configuration": "config.toml", "metrics": "metrics.jsonl"}
-_MEANING = (
-    "Every number is judged by the 95 % confidence interval of its mean over the seeds or draws, shown in brackets: "
-    "by Student's t, or, for a share of yes and no, by the exact binomial limits. A check *holds* when the interval "
-    "lies in the expected range, *fails* when it lies outside, and is *undecided* when it straddles an end or when "
-    "there is one value only. An *exact* number has no randomness, and one value decides. The column *by* says where "
-    "the range comes from: a figure of the paper, a derivation, or our reading of one of its words.",
-    "A claim *fails* when a main check fails, *holds* when all main checks hold, and is *undecided* otherwise; asides "
-    "are shown and do not decide.",
-    "A *stand-in* uses other data or networks than the paper, and is counted apart. A *quick run* is a small one on a "
-    "CPU, and says little about the claim itself. A claim is *stale* when a training run behind it is not what today's "
-    "code would make.",
-)
+_WORDS = (
+    ("holds, fails, undecided", "A check holds if its interval lies in the expected range, and fails if it lies "
+     "outside. Otherwise, and with a single value, it is undecided. A claim fails if a main check fails, and holds if "
+     "all main checks hold."),
+    ("[95 %]", "The confidence interval of the mean over the seeds or draws: by Student's t, or, for a share of yes "
+     "and no, by the exact binomial limits. Of a share or a percentage, only the possible part is shown."),
+    ("n", "The number of seeds or draws; 'exact' for a number without randomness, of which one value decides."),
+    ("by", "Where the expected range comes from: a figure of the paper, derived from theory, or our reading of "
+     "one of the paper's words."),
+    ("aside", "A check of a side remark; it is shown and does not decide."),
+    ("paper errs", "The paper's number is wrong; the expected range is that of the correct one."),
+    ("stand-in", "Other data or networks than the paper's; counted apart."),
+    ("quick run", "A small run on a CPU, which says little about the claim itself."),
+    ("fresh, stale, unknown", "Whether today's code would make the same training runs: yes, no, or not known."),
+    ("planted error", "An error that our tests put into the library, to see whether the claim notices it."),
+    ("made-up runs", "Invented results of training runs, which a claim must judge as failed where they refute it."),
+)  # fmt: skip
 
 
 def write_ledger(path: str | Path, out: str | Path, claims: Sequence[Claim] | None = None) -> None:
@@ -102,6 +107,10 @@ def require_kind(path: str | Path) -> Path:
 
 
 # Common to Markdown and HTML
+
+
+def _words(title: str = "") -> Table:
+    return Table(title, (Column("word"), Column("meaning")), _WORDS)
 
 
 def _link(text: str, path: Path, folder: Path) -> Link:
@@ -205,7 +214,7 @@ class _Writer:
             "not edit it by hand."
         )
         yield f"{counts_of(found)}."
-        yield from _MEANING
+        yield to_markdown(_words())
         papers = {paper: [entry for entry in found if entry.claim.paper == paper] for paper in PAPERS}
         papers = {paper: of for paper, of in papers.items() if of}
         yield "## Contents"
@@ -330,7 +339,8 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
         sections.append(Section("What was not run", tables=(Table("", columns, rows),), name="not run"))
     return Page(
         "The claims of the papers, run and judged",
-        subtitle="\n".join((f"{counts_of(found)}.", *_MEANING)).replace("*", ""),
+        subtitle=f"{counts_of(found)}.",
+        summary=(_words("What the words mean"),),
         cards=tuple(_card(entry) for entry in found),
         sections=tuple(sections),
         notes=("Made from the results by: normfree reproduce --write claims.html",),

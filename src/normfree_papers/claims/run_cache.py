@@ -69,10 +69,10 @@ class KeptRun:
         return _canonical(self.config.method) == _canonical(method)
 
     def asked_config(self) -> TrainConfig:
-        """The configuration that the run was asked for, with its method in today's spelling.
+        """The configuration as it was requested, with its method in today's spelling.
 
-        The kept configuration says how 'auto' and other open settings came out. The fingerprint in the folder's name
-        is that of the settings as asked for, and tells which were open.
+        The stored configuration has the values that the run chose for open settings such as 'auto'. The folder's name
+        has the fingerprint of the requested settings. So each set of open settings is tried until the fingerprint fits.
         """
         digits = re.search(r"-([0-9a-f]{12})(?:-[0-9.]+)?$", self.path.name)
         for is_open in product((True, False), repeat=len(_OPEN)) if digits else ():

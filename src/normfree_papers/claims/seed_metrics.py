@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from normfree.train import TrainConfig
     from normfree_papers.claims.settings import Settings
 
-Numbers = dict[int, float]  # by seed
+Numbers = dict[int, float]
+"""One number per seed, by seed."""
 
 CHANCE = 10.0  # ten classes, in MNIST, CIFAR-10 and the embedded images
 CHANCE_LINE = ReferenceLine("chance", CHANCE)
@@ -53,7 +54,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A run that ended: its result, and one record per epoch."""
+    """A training run that ended, also by divergence: its result, and one record per epoch."""
 
     result: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
@@ -179,8 +180,8 @@ class Runs(dict[Any, dict[int, EndedRun]]):
                 gone.append(row if early == len(seeds) else f"{row} ({early} of {len(seeds)} seeds)")
         if not curves:
             return ()
-        told = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
-        note = "; ".join(filter(None, (seeds_note(curves), told)))
+        early_ends = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
+        note = "; ".join(filter(None, (seeds_note(curves), early_ends)))
         levels = () if chance is None else (ReferenceLine("chance", chance),)
         return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
@@ -253,14 +254,17 @@ def points_panel(
 def by_seed(tried: Mapping[float, Mapping[int, EndedRun]], *, whole: bool) -> dict[int, dict[float, EndedRun]]:
     """The runs of every seed by rate.
 
-    With `whole`, only seeds for which all rates were tried: only then can a network be said not to train.
+    With `whole`, only seeds for which all rates were tried, because only these can show that a network does not train.
     """
     runs = {seed: {rate: by[seed] for rate, by in tried.items() if seed in by} for by in tried.values() for seed in by}
     return {seed: of for seed, of in sorted(runs.items()) if len(of) == len(tried) or not whole}
 
 
 def best_rates(tried: Mapping[float, Mapping[int, EndedRun]], *, whole: bool) -> dict[int, tuple[float, EndedRun]]:
-    """The rate and the run that are best on the held-out images, by seed; `whole` as above."""
+    """The rate and the run that are best on the held-out images, by seed.
+
+    With `whole`, only seeds for which all rates were tried.
+    """
     found = by_seed(tried, whole=whole)
     return {seed: max(of.items(), key=lambda pair: held_out(pair[1])) for seed, of in found.items()}
 

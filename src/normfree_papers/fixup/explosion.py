@@ -295,7 +295,10 @@ def thm2(settings: Settings) -> Measurement:
 
 
 def _expected_over_bound(settings: Settings, seed: int, draws: int = 100) -> float:
-    """Mean of G·‖θ‖ over the mean of max z - log c, both over classifiers; the norm of the set cancels."""
+    """E[G] divided by its bound: the mean of G·‖θ‖ divided by that of max z - log c, both over draws of classifiers.
+
+    The norm ‖θ‖ of the set cancels.
+    """
     g = torch.Generator().manual_seed(seed)
     model: Network = build("wrn-40-1", "he_in", generator=g, dtype=torch.float64, device=settings.device)
     x, y = _noise(16, 16, g, settings)

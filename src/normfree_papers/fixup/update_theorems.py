@@ -44,7 +44,7 @@ def _predicted(
     def active(pre: Tensor) -> Tensor:
         return torch.diag((pre > 0).to(pre) if masks else torch.ones_like(pre))
 
-    streams, inputs, behind = [x0], [], []
+    streams, inputs, layers = [x0], [], []
     for weights in branches:
         inner, seen, masked = streams[-1], [], []
         for weight in weights:
@@ -53,12 +53,12 @@ def _predicted(
             masked.append(active(pre) @ weight)
             inner = torch.relu(pre)
         inputs.append(seen)
-        behind.append(masked)
+        layers.append(masked)
         streams.append(streams[-1] + inner)
     # The last block is linear: F^(1-) is its input and F^(1+) the identity.
     total = streams[-1].square().sum() * torch.eye(last.shape[0], dtype=x0.dtype)
     to_output = last  # ∂f/∂x_l transposed, from the last block back
-    for seen, masked in zip(reversed(inputs), reversed(behind), strict=True):
+    for seen, masked in zip(reversed(inputs), reversed(layers), strict=True):
         jacobian = torch.eye(size, dtype=x0.dtype)
         for i in reversed(range(len(masked))):
             # ∂x_l/∂pre-activation of layer i: its own ReLU, and the layers that follow.

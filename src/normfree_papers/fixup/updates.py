@@ -21,7 +21,7 @@ from normfree_papers.claims.depth_curves import chart, exponent, means
 
 _LAYERS = (2, 3)
 Curves = dict[str, list[list[float]]]  # by name, one per seed
-_SCALARS = 1e6  # a rate of the scalars at which they alone change the output
+_SCALARS = 1e6  # the rate of the scalars over that of the weights, at which the scalars alone change the output
 
 
 def _update(
@@ -134,7 +134,10 @@ def _panel(m: int, depths: Sequence[int], curves: Curves) -> Panel:
 
 
 def _of_scalars(settings: Settings, L: int, m: int, seed: int) -> float:
-    """‖Δf‖/η of the scalars in the branches at the full rate: their rate is so high that the weights add nothing."""
+    """‖Δf‖/η of the scalars in the branches alone.
+
+    The weights learn a million times more slowly than the scalars, so that their part of the change vanishes.
+    """
     rates = (1e-6 / _SCALARS, 1e-4 / _SCALARS)
     return _update(settings, L, m, f"fixup:scalar_lr={_SCALARS:g}", seed, "branches", rates).per_unit / _SCALARS
 

@@ -86,9 +86,10 @@ def network_values(method: str, seed: int) -> dict[str, float]:
 
 @torch.no_grad()
 def shifted_branches(method: str, seed: int) -> float:
-    """Change of the last sum when N(0, 1) is added to each channel after every branch's layers but the last.
+    """Relative change of the last sum if the output of the first layer of every branch is shifted, channel by channel.
 
-    In an NF-ResNet the layers' own biases are shifted. Before batch norm, the output of the layer is.
+    The shifts are drawn from N(0, 1). In an NF-ResNet the layer's own bias is shifted. A layer before batch norm has no
+    bias, so its output is shifted.
     """
     g = generator(seed)
     model = build(_MODEL, method, padding_mode="circular", generator=g).double()

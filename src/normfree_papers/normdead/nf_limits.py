@@ -62,7 +62,10 @@ def scaled_branches(kind: str, seed: int) -> list[float]:
 
 
 def expected_concatenation() -> list[float]:
-    """The same for concatenations, in closed form: the branch has 1/b of the mean variance of its inputs."""
+    """The branch variances of `scaled_branches` for concatenations, in closed form.
+
+    The branch of block b has 1/b of the mean variance of its inputs.
+    """
     features, level, found = 256, 1.0, []
     for b in range(1, _BLOCKS + 1):
         found.append(level / b)

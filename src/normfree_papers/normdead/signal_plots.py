@@ -234,7 +234,10 @@ def _lines(curve: Sequence[float], stages: Sequence[int]) -> list[tuple[float, f
     ),
 )
 def fig5(settings: Settings) -> Measurement:
-    """The same of NF-ResNets beside batch norm. Reference: normdead, section 4.2, Figure 5; appendix A.2 and A.3."""
+    """Mean and variance over depth of NF-ResNets and of batch norm.
+
+    Reference: normdead, section 4.2, Figure 5; appendix A.2 and A.3.
+    """
     runs: dict[str, tuple[str, Padding]] = {
         "batch norm": ("batchnorm", "zeros"),
         "NF, He": ("nf_he:beta=1", "zeros"),

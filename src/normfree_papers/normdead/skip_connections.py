@@ -54,7 +54,10 @@ def chained(kind: str, x: Tensor, g: torch.Generator) -> tuple[Moments, list[flo
 
 
 def expected(kind: str, m: float, q: float) -> Moments:
-    """The same in closed form: ReLU(Wx) has mean √(q/π) and mean square q, and is independent of x and of the gate."""
+    """The moments of `chained` in closed form, from an input of mean m and mean square q.
+
+    ReLU(Wx) has mean √(q/π) and mean square q, and is independent of x and of the gate.
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     weights = weights / weights.sum()
     found: Moments = ([m], [q])
@@ -231,18 +234,18 @@ _DEEP, _SCALES, _PLANES = 24, (0.1, 0.3, 1.0), 32
 def gradient_correlation(angle: float, beta: float | None, depth: int = _DEEP) -> float:
     """Expected cosine of the gradients at two inputs at an angle: a product over blocks of (1 + β²κ₀)/(1 + β²).
 
-    κ₀ = 1 - θ/π is the share of ReLUs that agree and κ₁ the cosine after them; without skip connections (β None) the
-    product is of κ₀ alone.
+    κ₀ = 1 - θ/π is the share of ReLUs that agree, and `after` the cosine after them. Without skip connections (β None)
+    the product is of κ₀ alone.
 
     Reference: normdead, section 3.2; Balduzzi 2017; the kernels are those of Cho & Saul 2009.
     """
     c, found = math.cos(angle), 1.0
     for _ in range(depth):
         theta = math.acos(min(1.0, c))
-        agree, behind = 1 - theta / math.pi, (math.sin(theta) + (math.pi - theta) * math.cos(theta)) / math.pi
+        agree, after = 1 - theta / math.pi, (math.sin(theta) + (math.pi - theta) * math.cos(theta)) / math.pi
         share = 1.0 if beta is None else beta**2 / (1 + beta**2)
         found *= 1 - share + share * agree
-        c = (1 - share) * c + share * behind
+        c = (1 - share) * c + share * after
     return found
 
 

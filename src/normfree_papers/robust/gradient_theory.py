@@ -1,10 +1,12 @@
 """The gradient's variance over depth that the rules of `robust` give, strides and zero-padded borders included.
 
-Equation 6 of the paper counts k² outputs for every input of a convolution. An input at a zero-padded border has fewer,
-and one of a strided convolution k²/s² on average. Here the map of variances is carried back from the last sum with the
-taps that each position has, so that the loss over a whole network is a number and not an estimate.
+Equation 2 of the paper, on which its equation 6 rests, counts k² outputs for every input of a convolution. An input at
+a zero-padded border has fewer, and one of a strided convolution k²/s² on average. Here the map of variances is
+propagated back from the last sum with the taps that each position has. So the loss over a whole network is computed
+and not estimated.
 
-Reference: "A robust initialization of residual blocks", ICLR 2022 submission, section 3.2, equation 6.
+Reference: "A robust initialization of residual blocks", ICLR 2022 submission, section 2, equation 2; section 3.2,
+equation 6.
 """
 
 from __future__ import annotations

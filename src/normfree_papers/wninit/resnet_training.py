@@ -148,7 +148,7 @@ _PAIRS = (("data-dependent", "proposed"), ("proposed", "proposed + warm-up"), ("
 
 
 def _gap_check(network: str, a: str, b: str) -> Check:
-    """The difference of two rows is the printed one: at least it, or, against batch norm, at most it."""
+    """The difference of two rows is at least the printed one; at most that, if the second row is batch norm."""
     gap = _PRINTED[network][a] - _PRINTED[network][b]
     slack = 2 * math.hypot(_SPREAD[network][a], _SPREAD[network][b])
     above = b == "batch norm"

@@ -35,7 +35,7 @@ _DIRECTIONS = {"orthogonal": "orthogonal", "isotropic": "gaussian"}
 
 
 def layer_weights(method: str, n: int, m: int, g: torch.Generator) -> Iterator[Tensor]:
-    """Weights of a layer from n inputs to m outputs before a ReLU, drawn by a method of the library without end."""
+    """Yield weights of a layer from n inputs to m outputs before a ReLU, each a new draw by a method of the library."""
     model = feed_forward((n, m))
     plan = discover(model, torch.zeros(2, n))
     layer = model[0]

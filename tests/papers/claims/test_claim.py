@@ -68,7 +68,7 @@ def test_claims_stand_in_the_order_of_the_papers():
 
 
 def test_claims_stand_in_one_order_whatever_is_imported_first():
-    code = "import normfree_papers.{}, normfree_papers.claims.claim as e; print([one.id for one in e.all_claims()])"
+    code = "import normfree_papers.{}, normfree_papers.claims.registry as e; print([one.id for one in e.all_claims()])"
     printed = [fresh(code.format(name)) for name in ("fixup.image_tables", "normdead.batchnorm_parts")]
     assert printed == [f"{[one.id for one in all_claims()]}\n"] * 2
 

@@ -18,10 +18,19 @@ from normfree.cli import main
 from normfree.files import write_json
 from normfree.report.page import render_page
 from normfree_papers.claims import freshness
-from normfree_papers.claims.claim import Check, Claim, Cost
-from normfree_papers.claims.claim_status import CHECK_COLUMNS, Entry, cells, entries, origin_of, range_text, run_cells
+from normfree_papers.claims.claim import Check, Claim, Cost, expect
+from normfree_papers.claims.claim_status import (
+    CHECK_COLUMNS,
+    Entry,
+    cells,
+    entries,
+    number,
+    origin_of,
+    range_text,
+    run_cells,
+)
 from normfree_papers.claims.freshness import Freshness
-from normfree_papers.claims.judgement import judge
+from normfree_papers.claims.judgement import Row, judge
 from normfree_papers.claims.ledger import code, escape, markdown, page, write_ledger
 from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.reproduction import result_path
@@ -44,6 +53,8 @@ class Reader(HTMLParser):
         self.tables: list[list[list[str]]] = []
         self._in_cell = False
         self.feed(RENDER.render(text))
+        self.words = [table for table in self.tables if table[0] == ["word", "meaning"]]
+        self.tables = [table for table in self.tables if table not in self.words]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
@@ -217,6 +228,7 @@ def test_claim_that_holds_is_shown_with_its_origin(tmp_path: Path) -> None:
     text = text_of(out, made_up())
     seen = Reader(text)
     assert "1 claim: 1 holds." in text
+    assert "a figure of the paper" in dict(seen.words[0])["by"]
     assert seen.tables[0][1] == ["fixup/fake", "Figure 9", "One is one.", "✓ holds", "2 of 2 checks hold"]
     assert seen.tables[1][1:] == [
         ["✓ holds", "one is about 1", "1", "0.8 to 1.2", "paper", "1.010 [0.985, 1.035]", "3"],
@@ -563,7 +575,8 @@ def test_page_leads_to_the_json_the_runs_and_the_reasons(tmp_path: Path) -> None
     assert left.rows == (("second", "2 h", "normfree reproduce fixup/fake --only second --device cuda"),)
     (reasons,) = section.folded
     assert reasons.rows[0] == ("one is about 1", "it is 1", "one")
-    assert "asides are shown and do not decide" in made.subtitle
+    (words,) = made.summary
+    assert "it is shown and does not decide" in dict(words.rows)["aside"]
 
 
 def test_name_of_every_number_in_the_json_stands_in_the_document(document: str) -> None:
@@ -671,3 +684,10 @@ def test_entries_are_those_of_the_registry() -> None:
 )
 def test_check_says_its_range(ends: tuple[float | None, float | None], text: str) -> None:
     assert range_text(Check(name="x", statement="x", low=ends[0], high=ends[1], why="x")) == text
+
+
+def test_interval_of_a_percentage_is_shown_within_the_possible_range() -> None:
+    row = Row(expect("x", high=20).says("test error of x, in %", why="the text"), (6.0, 7.0, 90.0))
+    assert row.interval is not None
+    assert row.interval.low < 0 < 100 < row.interval.high
+    assert number(row) == "34 [0, 100]"

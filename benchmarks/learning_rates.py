@@ -1,7 +1,7 @@
 """Train converted models at several learning rates, and record where they diverge.
 
-    python benchmarks/rates.py --json results/benchmarks/rates.json
-    python benchmarks/rates.py resnet18=0.1,0.05 --methods fixup,nf
+    python benchmarks/learning_rates.py --json results/benchmarks/rates.json
+    python benchmarks/learning_rates.py resnet18=0.1,0.05 --methods fixup,nf
 
 For each model of torchvision, method, rate and seed: 150 steps of SGD with momentum 0.9 on batches of 16 of
 `fashion14`, enlarged to 32 pixels a side, with the dropout and stochastic depth of the model. A seed gives all methods
@@ -126,6 +126,7 @@ def _cell(rows: Sequence[dict[str, Any]]) -> str:
 def markdown(stored: dict[str, Any]) -> list[str]:
     """Write the stored runs as lines of a page: the setting, and the tables without and with clipping."""
     rows, done = stored["rows"], stored["settings"]
+    command = stored["command"].replace("benchmarks/rates.py", "benchmarks/learning_rates.py")  # its name until 0.2
     seeds = len({row["seed"] for row in rows})
     plain, clipped = ([row for row in rows if row["method"].endswith(CLIPPED) == part] for part in (False, True))
     back = max((row for row in plain if not row["diverged"]), key=lambda row: row["highest"])
@@ -143,7 +144,7 @@ def markdown(stored: dict[str, Any]) -> list[str]:
         f"clip_at={CLIP:g}` of `normfree train`):",
         "",
         *_lines(clipped),
-        f"Made by `{stored['command']}` with "
+        f"Made by `{command}` with "
         + ", ".join(f"{name} {number}" for name, number in stored["versions"].items())
         + f" at commit {', '.join(sorted({row['commit'][:12] for row in rows}))}; "
         "[every run](../results/benchmarks/rates.json).",
@@ -176,7 +177,7 @@ def main() -> None:
     runs = [(name, m, rate, seed) for seed in seeds for name, rates in given.sweeps for m in methods for rate in rates]
     words = [os.path.relpath(word) if os.path.isabs(word) else word for word in sys.argv[1:] if word != "--fresh"]
     origin = {
-        "command": "python " + shlex.join(["benchmarks/rates.py", *words]),
+        "command": "python " + shlex.join(["benchmarks/learning_rates.py", *words]),
         "commit": commit(),
         "versions": {**versions(), "torchvision": version("torchvision")},
         "hardware": hardware(),
