@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 import normfree as nf
+from normfree.data.text.pair_batches import PairBatches
 from normfree.data.text.prepared_folder import Prepared
-from normfree.data.text.token_batches import TokenBatches
 from normfree.files import write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     data = only_training(open_text(given.data).prepared)
-    batches = TokenBatches(data.pairs("train"), tokens=given.tokens)
+    batches = PairBatches(data.pairs("train"), tokens=given.tokens)
     print(batches)
     methods = given.methods.split(",")
     speeds: dict[str, list[float]] = {method: [] for method in methods}

@@ -42,15 +42,15 @@ def no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fitted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The configurations that `normfree.comparison` has trained in this process."""
-    from normfree.comparison import sweep
+    from normfree.comparison import compare_runs
 
-    original, seen = sweep.fit, []
+    original, seen = compare_runs.fit, []
 
     def fit(config: Any, **options: Any) -> Any:
         seen.append(config)
         return original(config, **options)
 
-    monkeypatch.setattr(sweep, "fit", fit)
+    monkeypatch.setattr(compare_runs, "fit", fit)
     return seen
 
 

@@ -77,9 +77,11 @@ def test_start_example_runs_as_printed() -> None:
 def test_guide_examples_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
-    build_block, own_block, diagnose_block, train_block = python_blocks("docs/guide.md")
+    build_block, rate_block, own_block, diagnose_block, train_block = python_blocks("docs/guide.md")
     run_block(build_block, "docs/guide.md", scope)
     require_fixup_start(scope["loss"])
+    run_block(rate_block, "docs/guide.md", scope)
+    assert 1e-6 < scope["found"].suggestion < 10  # type: ignore[attr-defined]
 
     run_block(own_block, "docs/guide.md", scope)
     assert len(scope["plan"].branches) == 16  # type: ignore[attr-defined]

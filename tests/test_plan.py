@@ -71,13 +71,13 @@ def test_hidden_layers_are_all_but_the_classifier() -> None:
 
 def test_branch_depth_and_last_count_weight_layers() -> None:
     first, second = small_plan().branches
-    assert (first.depth, first.last.name) == (2, "b1.conv2")
-    assert (second.depth, second.last.name) == (1, "b2.conv1")
+    assert (first.degree, first.last.name) == (2, "b1.conv2")
+    assert (second.degree, second.last.name) == (1, "b2.conv1")
 
 
 def test_branch_last_of_an_empty_branch_explains() -> None:
     branch = Branch("body.3", positions([1], [False])[0], ())
-    assert branch.depth == 0
+    assert branch.degree == 0
     with pytest.raises(ValueError, match=EXPLAINS) as caught:
         _ = branch.last
     for part in ("'body.3'", "expected at least one", "a removed branch or a sum around whole blocks", "use a method"):

@@ -63,7 +63,7 @@ RECORDS = {
     "Optimize": ("normfree.optim.rate_search.RateSearch",),
     "Train": ("normfree.train.RunResult",),
     "Compare and extend": (
-        "normfree.comparison.comparison.Comparison",
+        "normfree.comparison.comparison_result.Comparison",
         "normfree.methods.Method",
         "normfree.methods.Law",
         "normfree.methods.Rule",

@@ -3,7 +3,7 @@
 lock = FolderLock(folder)
 with lock.hold():
     lock.require_held()  # before each write: was the folder moved, or replaced by another one?
-    write_text(lock.place / "file", text)  # into the locked folder, even if it was moved this very moment
+    write_text(lock.write_path / "file", text)  # into the locked folder, even if it was moved this very moment
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / "lock"
         self._held: tuple[int, int] | None = None  # the device and number of the locked file
-        self.place = folder
+        self.write_path = folder
 
     @contextmanager
     def hold(self, *, make: bool = False) -> Iterator[None]:
         """Hold the lock for the length of the `with` block; `make` the folder if it is not there.
 
-        Meanwhile `place` is a path of the locked folder that stays right if the folder is moved and another one takes
-        its name. Only Linux has such paths; elsewhere it is the path of the folder.
+        Meanwhile `write_path` leads to the locked folder, even if it is moved and another one takes its name. Only
+        Linux has such paths; elsewhere it is the path of the folder.
 
         Raises:
             HeldError: If another process holds it.
@@ -99,25 +99,25 @@ class FolderLock:
             with explain_os_errors("the lock of", self._folder):
                 raise
         try:
-            with self._open_place():
+            with self._open_folder():
                 yield
         finally:
             self._held = None
             lock.release()
 
     @contextmanager
-    def _open_place(self) -> Iterator[None]:
+    def _open_folder(self) -> Iterator[None]:
         if not Path(OPEN_FILES).is_dir():
             yield
             return
         with explain_os_errors("the lock of", self._folder):
             handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self.place = Path(OPEN_FILES, str(handle))
+            self.write_path = Path(OPEN_FILES, str(handle))
             self.require_held()  # the folder that was opened is the one that was locked
             yield
         finally:
-            self.place = self._folder
+            self.write_path = self._folder
             os.close(handle)
 
     def require_held(self) -> None:
@@ -126,7 +126,7 @@ class FolderLock:
         It was moved or removed if another folder, or none, is in its place. Without its lock, another process may
         write into it.
         """
-        same = all(self._held == _identity(folder / "lock") for folder in {self._folder, self.place})
+        same = all(self._held == _identity(folder / "lock") for folder in {self._folder, self.write_path})
         if self._held is not None and not same:
             raise ValueError(
                 f"expected the folder '{self._folder}' as this process locked it, but it was moved, removed or "

@@ -99,7 +99,7 @@ class Branch:
         home: The module whose forward pass contains the sum; by default the module in the name.
         addition: The number of the addition in that forward pass, from 0.
         branch_first: Whether the branch is the addition's first operand.
-        m: The branch's degree in its weights, if it differs from the number of non-gate layers.
+        m: The stored degree of the branch in its weights, if it differs from the number of non-gate layers.
         entries: The layers that read the branch's input (query, key and value); by default the first.
         ends: The layers whose output is added to the shortcut; by default the last that is not a gate.
         around: The name of the branch that contains this sum, if a longer skip connection goes around it.
@@ -133,9 +133,14 @@ class Branch:
             object.__setattr__(self, "ends", tuple(straight[-1:]) or self.layers[-1:])
 
     @cached_property
-    def depth(self) -> int:
+    def degree(self) -> int:
         """The branch's degree in its weights, m in Fixup's exponent: 2 for two layers in a row, 4 for attention."""
         return sum(not layer.gate for layer in self.layers) if self.m is None else self.m
+
+    @property
+    def depth(self) -> int:
+        """The name of `degree` in release 0.1."""
+        return self.degree
 
     @property
     def last(self) -> Layer:
@@ -284,7 +289,7 @@ class _Repetition:
 def _describe(branch: Branch) -> str:
     """Return a branch's layers, m if it differs from their number, and the shortcut."""
     layers = ", ".join(_label(layer, branch.home) for layer in branch.layers) or "no layers of its own"
-    m = f" m = {branch.depth}" if branch.depth != len(branch.layers) else ""
+    m = f" m = {branch.degree}" if branch.degree != len(branch.layers) else ""
     return f"[{layers}]{m} + {branch.shortcut}"
 
 
@@ -297,7 +302,7 @@ def _label(layer: Layer, place: str = "") -> str:
 
 def _repetitions(branches: Sequence[Branch], longest: int = 4) -> list[_Repetition]:
     """Split the branches into repeated patterns: at each place, the pattern of at most `longest` that covers most."""
-    keys = [(b.position.stage, b.shortcut, b.depth, len(b.layers)) for b in branches]
+    keys = [(b.position.stage, b.shortcut, b.degree, len(b.layers)) for b in branches]
     found: list[_Repetition] = []
     start = 0
     while start < len(keys):

@@ -1,4 +1,4 @@
-"""`normfree compare` and `normfree demo` in this process: what they print, write and refuse."""
+"""`normfree compare` in this process: what they print, write and refuse."""
 
 import json
 import re
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from normfree.cli.compare import compare_methods, make_demo
-from normfree.comparison import demo as room
+from normfree.cli.compare import compare_methods
 from normfree.train.engine import loop as engine
 
 SHORT = ("--set", "epochs=1", "--set", "batch_size=1000", "--set", "validation=0.5", "--jobs", "1")
@@ -20,12 +19,11 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the two commands in this process: what they print on stdout."""
+    """Run the command in this process: what they print on stdout."""
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
     app = typer.Typer(pretty_exceptions_enable=False)
-    app.command("compare")(compare_methods)
-    app.command("demo")(make_demo)
+    app.command()(compare_methods)
 
     def call(*arguments: str | Path) -> str:
         app(list(map(str, arguments)), standalone_mode=False)
@@ -37,12 +35,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_compare_draws_a_stored_comparison(run: Run, tmp_path: Path) -> None:
     kept = Path(__file__).parents[2] / "results" / "conversion" / "resnet18" / "comparison.json"
     (tmp_path / "comparison.json").write_bytes(kept.read_bytes())
-    assert run("compare", "--draw", tmp_path / "comparison.json") == ""
+    assert run("--draw", tmp_path / "comparison.json") == ""
     assert {path.name for path in tmp_path.iterdir()} == {"comparison.json", "comparison.png"}
 
 
 def test_compare_prints_a_table_and_writes_the_files(run: Run, tmp_path: Path) -> None:
-    out = run("compare", *PAIR, *SHORT, "--lr", "0.1", "--lr", "0.01", "--out", tmp_path)
+    out = run(*PAIR, *SHORT, "--lr", "0.1", "--lr", "0.01", "--out", tmp_path)
     rows = [line.split() for line in out.splitlines() if line.startswith(("fixup", "he_in"))]
     assert [row[:3] for row in rows] == [
         ["fixup", "resmlp-1-8", "4"],
@@ -55,7 +53,7 @@ def test_compare_prints_a_table_and_writes_the_files(run: Run, tmp_path: Path) -
     assert {path.name for path in tmp_path.glob("comparison.*")} == {
         "comparison.json", "comparison.html", "comparison.png", "comparison.svg",
     }  # fmt: skip
-    plain = json.loads(run("compare", *PAIR, *SHORT, "--lr", "0.1", "--lr", "0.01", "--out", tmp_path, "--json"))
+    plain = json.loads(run(*PAIR, *SHORT, "--lr", "0.1", "--lr", "0.01", "--out", tmp_path, "--json"))
     stored = json.loads((tmp_path / "comparison.json").read_text())
     assert plain == {key: stored[key] for key in plain}
     assert shlex.split(stored["command"])[:3] == ["normfree", "compare", "-m"]
@@ -76,45 +74,15 @@ def test_compare_prints_a_table_and_writes_the_files(run: Run, tmp_path: Path) -
 )
 def test_wrong_comparison_is_refused(run: Run, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        run("compare", *arguments, "--out", tmp_path / "out")
+        run(*arguments, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_demo_prints_and_writes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = room.DemoSettings(
-        signal_model="wrn-16-1",
-        models=("resmlp-1-8",),
-        epochs=0,
-        batch_model="resmlp-1-8",
-        batch_sizes=(500,),
-        batch_rates=(0.1,),
-        batch_held_out=0.9,
-    )
-    monkeypatch.setattr(room, "DemoSettings", lambda: tiny)
-    out = run("demo", "--out", tmp_path, "--jobs", "1")
-    row = next(line for line in out.splitlines() if "no normalization, plain He" in line)
-    assert "he_in" in row
-    assert "▃▄▅▆" in row  # the variance grows
-    assert "keeps it between" in row
-    assert f"Open {tmp_path / 'index.html'} in a browser" in out
-    assert (tmp_path / "index.html").exists()
-    assert (tmp_path / "demo.png").exists()
-
-
-def test_demo_refuses_a_file_in_place_of_its_folder_before_it_measures(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(room, "run_demo", lambda *_, **__: pytest.fail("it measured"))
-    with pytest.raises(ValueError, match=r"expected --out to be a folder, but '.*file' is a file"):
-        run("demo", "--out", tmp_path / "file")
 
 
 def test_compare_says_how_many_runs_there_are(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = ("-m", "fixup", "--model", "resmlp-1-8", *SHORT, "--out", str(tmp_path), "--lr", "0.1")
-    run("compare", *one)
+    run(*one)
     monkeypatch.setattr("normfree.report.terminal.EVERY", 0.0)
     monkeypatch.setattr("normfree.report.terminal._SHARE", 0.0)
     app = typer.Typer(pretty_exceptions_enable=False)

@@ -67,7 +67,7 @@ def test_get_of_the_embedded_set_fetches_nothing(tmp_path: Path) -> None:
 def test_get_refuses_an_unknown_name_before_anything_is_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("normfree.data.download.data_sets.fetch", lambda *_, **__: pytest.fail("it fetched"))
+    monkeypatch.setattr("normfree.data.data_sets.fetch", lambda *_, **__: pytest.fail("it fetched"))
     result = run("get", "mnist", "cifar11", "--dir", str(tmp_path))
     assert isinstance(result.exception, ValueError)
     assert "got 'cifar11'; did you mean 'cifar10'?" in str(result.exception)

@@ -45,7 +45,7 @@ def test_json_has_the_numbers(run: Run) -> None:
     status, out, _ = run(*SMALL, "--json")
     assert status == 0
     found = json.loads(out)
-    assert found["steps"] == found["epochs"] * found["epoch_steps"]
+    assert found["steps"] == found["epochs"] * found["steps_per_epoch"]
     assert found["seconds"] > 0
     assert list(Path().iterdir()) == []
 

@@ -23,13 +23,13 @@ INTERRUPTED = 128 + signal.SIGINT
 STEP = "normfree.train.engine.step:TrainStep.__call__"
 SAVE = "normfree.train.engine.loop:checkpoint.save"
 SCORE = "normfree.train.engine.setup:TrainSetup.score"
-POOL = "normfree.comparison.run_engine"
+POOL = "normfree.comparison.run_executor"
 slow = pytest.mark.slow
 
 # Where ctrl-C is pressed in a run of training: the function at whose call, whether the run has begun by then, and
 # the exit status. A run that is already tested is finished.
 TRAINING = [
-    pytest.param("normfree.train.data:load", 1, False, INTERRUPTED, id="reading the data", marks=slow),
+    pytest.param("normfree.train.data_sources:load", 1, False, INTERRUPTED, id="reading the data", marks=slow),
     pytest.param(
         "normfree.train.engine.loop:RunFolder.write_config", 1, False, INTERRUPTED, id="beginning", marks=slow
     ),
@@ -61,13 +61,13 @@ PHASES = [
     pytest.param("convert", "normfree.conversion.saving:save_converted", 1, id="convert: saving"),
     pytest.param("convert", "normfree.diagnostics.diagnosis:save", 1, id="convert: drawing", marks=slow),
     pytest.param("diagnose", "normfree.diagnostics.diagnosis:save", 1, id="diagnose: drawing", marks=slow),
-    pytest.param("diagnose", "normfree.models.model_arguments:build_by_name", 1, id="diagnose: building", marks=slow),
+    pytest.param("diagnose", "normfree.models.model_and_inputs:build_by_name", 1, id="diagnose: building", marks=slow),
     pytest.param("lr", "normfree.optim.rate_search:find_lr", 1, id="lr: searching", marks=slow),
     pytest.param("data get", "normfree.data:get", 1, id="data get: fetching", marks=slow),
     pytest.param(
         "data prepare", "normfree.data.text.prepared_folder:write_bytes", 2, id="data prepare: writing", marks=slow
     ),
-    pytest.param("compare", "normfree.comparison.sweep:open_data", 1, id="compare: reading the data", marks=slow),
+    pytest.param("compare", "normfree.comparison.compare_runs:open_data", 1, id="compare: reading data", marks=slow),
     pytest.param("compare", STEP, 2, id="compare: training", marks=slow),
     pytest.param("compare", SCORE, 1, id="compare: scoring", marks=slow),
     pytest.param("compare", "normfree.comparison.comparison_report:write_plot", 1, id="compare: drawing", marks=slow),

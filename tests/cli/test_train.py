@@ -33,7 +33,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     for name in ("COLUMNS", "FORCE_COLOR", "NORMFREE_TRACEBACK", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("normfree.train.data.load", lambda name, root: tiny_images(name=name, linear_accuracy=0.835))
+    monkeypatch.setattr(
+        "normfree.train.data_sources.load", lambda name, root: tiny_images(name=name, linear_accuracy=0.835)
+    )
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -147,7 +149,7 @@ def test_options_stand_for_settings(run: Run) -> None:
 def test_mistakes_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str) -> None:
     from normfree.data import load
 
-    monkeypatch.setattr("normfree.train.data.load", load)
+    monkeypatch.setattr("normfree.train.data_sources.load", load)
     status, out, err = run("train", *arguments)
     assert (status, out) == (2, "")
     assert is_one_line_error(err)

@@ -11,7 +11,7 @@ import pytest
 from normfree import cli
 from normfree.cli.train import requeue, was_requeued
 from normfree.train import RunFolder
-from normfree.train import data as train_data
+from normfree.train import data_sources as train_data
 from normfree.train.engine import loop as engine
 from normfree.train.engine.step import TrainStep
 from tiny_images import tiny_images

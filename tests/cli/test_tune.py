@@ -9,8 +9,8 @@ import optuna  # noqa: F401  so that this file is left out where optuna is not i
 import pytest
 import typer
 
-from normfree.cli.compare import tune_settings
 from normfree.cli.train import train_model
+from normfree.cli.tune import tune_settings
 from normfree.train import RunFolder
 
 SHORT = ("--model", "resmlp-1-8", "--epochs", "1", "--set", "batch_size=1000", "--set", "validation=0.5", "--jobs", "1")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from normfree.comparison.comparison import ComparedRun, Comparison
 from normfree.comparison.comparison_report import page, panel, panel_over_rates, redraw, save, table
+from normfree.comparison.comparison_result import ComparedRun, Comparison
 
 
 def run(method: str, depth: int, lr: float, validation: float, test: float | None, seed: int = 0) -> ComparedRun:

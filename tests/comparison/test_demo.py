@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from normfree.comparison import compare_runs as runs
 from normfree.comparison import demo as room
-from normfree.comparison import sweep as runs
 from normfree.comparison.demo import Demo, DemoSettings, run_demo
 from normfree.comparison.demo_page import page, picture, save
 from normfree.train.engine import loop as engine

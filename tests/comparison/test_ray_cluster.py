@@ -18,10 +18,10 @@ import pytest
 import ray  # so that this file is left out where ray is not installed
 
 from normfree.comparison import ray_cluster
+from normfree.comparison.compare_runs import compare
 from normfree.comparison.ray_cluster import RayCluster
-from normfree.comparison.sweep import compare
 from normfree.train import RunFolder, TrainConfig
-from normfree.train.engine.environment import Stop
+from normfree.train.engine.stop_signals import Stop
 from ray_nodes import Nodes, command, living_processes, marked_processes, started_nodes, wait_until
 
 BASE = TrainConfig(epochs=1, batch_size=1000, validation=0.5)  # three steps

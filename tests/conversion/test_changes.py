@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
-
 from normed_blocks import X, network
 from normfree.conversion import convert
-from normfree.conversion.changes import plan_from_json
 
 
 def test_changes_are_counted_and_printed() -> None:
@@ -23,11 +20,3 @@ def test_changes_are_counted_and_printed() -> None:
     assert "removed  7 × LayerNorm" in text
     assert "3 × multiplier β (learnable)" in text
     assert len(text.splitlines()) < 12
-
-
-def test_plan_with_its_changes_is_read_from_plain_data() -> None:
-    plan = convert(network(), "fixup", X)[1]
-    data = json.loads(json.dumps(plan.to_json()))
-    assert plan_from_json(data) == plan
-    with pytest.raises(ValueError, match="Changes has no speed"):
-        plan_from_json({**data, "changes": {**data["changes"], "speed": 1}})

@@ -115,7 +115,7 @@ def test_methods_that_a_refusal_names_set_weight_norm_of_torch_to_zero() -> None
 
 
 class Squeezed(nn.Module):
-    """x + f(x) · gate(f(x)), a squeeze and excitation with few units behind a ReLU."""
+    """x + f(x) · gate(f(x)), a squeeze and excitation with few units after a ReLU."""
 
     def __init__(self, units: int, act: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()

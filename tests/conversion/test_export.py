@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from normfree.conversion import convert
-from normfree.conversion.folding.fold_scalars import fold_
+from normfree.conversion.folding.inference_folding import fold_
 from normfree.models import build
 from normfree.models.third_party import create_model
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import normfree as nf
 from normed_blocks import X, network
-from normfree.conversion import convert, model_runs
+from normfree.conversion import convert, forward_passes
 from pass_counter import Passes
 from remedies import METHODS, named_methods, refusal, untried_methods
 
@@ -56,7 +56,7 @@ def test_methods_beyond_the_limit_are_named_as_untried(monkeypatch: pytest.Monke
     text = refusal(model, "skipinit", X)
     assert named_methods(text) == ["fixup", "wn", "dyt"]
     assert untried_methods(text) == []
-    monkeypatch.setattr(model_runs.Passes, "allows", lambda self, cost: False)
+    monkeypatch.setattr(forward_passes.Passes, "allows", lambda self, cost: False)
     text = refusal(model, "skipinit", X)
     assert named_methods(text) == ["fixup", "wn"]
     assert untried_methods(text) == ["dyt"]

@@ -83,7 +83,7 @@ def test_conversion_keeps_the_plan(name: str) -> None:
     model, plan = convert(case.model, "skipinit", case.example)
     again = normfree.discover(model, case.example)
     assert [b.name for b in again.branches] == [b.name for b in plan.branches]
-    assert [b.depth for b in again.branches] == [b.depth for b in plan.branches]
+    assert [b.degree for b in again.branches] == [b.degree for b in plan.branches]
     assert [b.ends for b in again.branches] == [b.ends for b in plan.branches]
     assert set(case.model.state_dict()) >= {k for k in model.state_dict() if not k.endswith(("beta", "delta", "shift"))}
 
@@ -111,7 +111,7 @@ def test_resnet50_is_converted_in_seconds() -> None:
     _, plan = convert(case.model, "fixup", case.example)
     assert time.perf_counter() - begun < 5
     assert plan.stage_sizes == (3, 4, 6, 3)
-    assert {b.depth for b in plan.branches} == {3}
+    assert {b.degree for b in plan.branches} == {3}
 
 
 def seconds(function: Callable[[], object], times: int) -> float:

@@ -265,7 +265,7 @@ def test_an_activation_module_is_named_as_one() -> None:
     class Late(nn.Module):
         def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
             super().__init__()
-            self.act = act  # one for all layers, so that none of them can hold a scalar behind it
+            self.act = act  # one for all layers, so that none of them can hold a scalar after it
             self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(8))
             self.layers, self.head = nn.ModuleList(nn.Linear(D, D) for _ in range(8)), nn.Linear(D, 5)
 

@@ -97,7 +97,7 @@ def test_transformer_layer_of_torch_computes_the_same_with_and_without_gradients
     model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 4)).eval()
     tokens = torch.randn(2, 5, 8)
     converted, plan = convert(model, "fixup", tokens)
-    assert [b.depth for b in plan.branches] == [4, 2, 4, 2]
+    assert [b.degree for b in plan.branches] == [4, 2, 4, 2]
     perturb_(converted)
     with torch.no_grad():
         fast = converted(tokens)

@@ -339,7 +339,7 @@ class Settled(nn.Module):
         (Settled, X, "fixup"),
     ],
 )
-def test_refusals_by_rules_name_only_methods_that_a_trial_confirms(
+def test_refusals_by_rules_name_only_methods_that_an_attempt_confirms(
     make: Callable[[], nn.Module], example: Any, wrong: str, method: str
 ) -> None:
     torch.manual_seed(0)

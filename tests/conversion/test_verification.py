@@ -106,7 +106,7 @@ class Activated(nn.Module):
 
 
 class Mixed(nn.Module):
-    """x + norm(act(W x)): the normalizer behind the activation holds the multiplier."""
+    """x + norm(act(W x)): the normalizer after the activation holds the multiplier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -524,9 +524,9 @@ def test_sums_around_sums_of_sums_merge_two_signals(method: str) -> None:
 def test_zeros_behind_many_zeros_are_refused() -> None:
     plan = nf.discover(nested(5), X)
     scaled = replace(plan, branches=tuple(replace(branch, merges=False) for branch in plan.branches))
-    with pytest.raises(ValueError, match="starts at zero, and so do several layers, one behind another, on every path"):
+    with pytest.raises(ValueError, match="starts at zero, and so do several layers, one after another, on every path"):
         nf.convert(nested(5), "fixup", X, plan=scaled)
-    nf.convert(nested(2), "fixup", X)  # controls: a zero behind one zero learns a step later
+    nf.convert(nested(2), "fixup", X)  # controls: a zero after one zero learns a step later
     nf.convert(nested(5), "nf", X, plan=scaled)
 
 
@@ -608,12 +608,12 @@ class Recurrent(Block):
 
 
 def test_branch_that_ends_in_a_recurrent_layer_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'1' adds the output of a recurrent layer.*put a linear layer behind it"):
+    with pytest.raises(ValueError, match=r"'1' adds the output of a recurrent layer.*put a linear layer after it"):
         nf.convert(sequential(Recurrent), "nf", X)
 
 
 class Difference(nn.Module):
-    """Scores by the difference of two embeddings, in which the last bias cancels once the norm behind it is gone."""
+    """Scores by the difference of two embeddings, in which the last bias cancels once the norm after it is gone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -760,7 +760,7 @@ class Pyramid(nn.Module):
 
 
 def test_output_layer_of_zeros_that_reads_zeros_is_refused() -> None:
-    """Fixup sets the head to 0, which learns first; behind nodes of zeros it cannot, and so nothing does."""
+    """Fixup sets the head to 0, which learns first; after nodes of zeros it cannot, and so nothing does."""
     torch.manual_seed(0)
     text = refusal(Pyramid(), "fixup", X)
     assert "would never learn: it starts at zero" in text
@@ -795,7 +795,7 @@ def test_identity_matrix_that_mixes_streams_is_kept(method: str, turned: bool) -
 
 
 class Unrolled(nn.Module):
-    """A recurrent cell with a residual sum; its layers are used at every step, behind different signals."""
+    """A recurrent cell with a residual sum; its layers are used at every step, after different signals."""
 
     def __init__(self) -> None:
         super().__init__()

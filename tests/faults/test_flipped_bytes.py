@@ -27,8 +27,8 @@ from normfree.checksums import Checksum
 from normfree.comparison.comparison_report import _read as read_comparison
 from normfree.conversion import convert
 from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
+from normfree.data.data_sets import get, load
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, tar_source
-from normfree.data.download.data_sets import get, load
 from normfree.data.download.file_formats import read_idx, write_idx
 from normfree.data.images.image_checksums import CACHE, contents_digest
 from normfree.data.text.prepared_folder import open_prepared
@@ -107,7 +107,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory, shards: dict[str, StoredFil
     root = tmp_path_factory.mktemp("stored")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "write_curves", lambda *_: None)
-        patch.setattr("normfree.train.data.load", lambda name, root: tiny_images())
+        patch.setattr("normfree.train.data_sources.load", lambda name, root: tiny_images())
         nf.fit(nf.TrainConfig(model="resmlp-2-8", epochs=2, batch_size=16), out=root / "run")
     run = RunFolder(root / "run")
     saved = checkpoint.latest(run.path)

@@ -69,7 +69,7 @@ some_or_all = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few images, and no pictures."""
-    monkeypatch.setattr("normfree.train.data.load", lambda name, root: tiny_images())
+    monkeypatch.setattr("normfree.train.data_sources.load", lambda name, root: tiny_images())
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
     monkeypatch.setattr(comparison_report, "write_plot", lambda *_, **__: None)
 

@@ -107,7 +107,7 @@ def torchvision_plan(name: str) -> ResidualPlan:
 
 def test_torchvision_resnet18_has_eight_branches_of_two() -> None:
     plan = torchvision_plan("resnet18")
-    assert [b.depth for b in plan.branches] == [2] * 8
+    assert [b.degree for b in plan.branches] == [2] * 8
     assert plan.stage_sizes == (2, 2, 2, 2)
     assert [b.shortcut for b in plan.branches] == ["identity"] * 2 + ["projection", "identity"] * 3
     assert [layer.name for layer in (*plan.stem, *plan.classifier)] == ["conv1", "fc"]
@@ -116,7 +116,7 @@ def test_torchvision_resnet18_has_eight_branches_of_two() -> None:
 
 def test_torchvision_resnet50_has_sixteen_branches_of_three() -> None:
     plan = torchvision_plan("resnet50")
-    assert [b.depth for b in plan.branches] == [3] * 16
+    assert [b.degree for b in plan.branches] == [3] * 16
     assert plan.stage_sizes == (3, 4, 6, 3)
     expected = [kind for size in (3, 4, 6, 3) for kind in ["projection"] + ["identity"] * (size - 1)]
     assert [b.shortcut for b in plan.branches] == expected
@@ -215,7 +215,7 @@ def test_squeeze_and_excitation_belongs_to_the_branch() -> None:
     assert layer_names(plan) == [(["first", "second", "third"], "identity", [])]
     (branch,) = plan.branches
     assert [layer.gate for layer in branch.layers] == [False, True, True]
-    assert (branch.last.name, branch.depth) == ("first", 1)
+    assert (branch.last.name, branch.degree) == ("first", 1)
     assert not plan_of(OnlyExcitation()).branches
 
 
@@ -494,7 +494,7 @@ def test_activation_written_by_hand_is_one(name: str) -> None:
     (branch,) = plan_of(Activated({**ACTIVATIONS, **NO_ACTIVATIONS}[name])).branches
     first, second = branch.layers
     assert (first.activated_out, second.activated_in) == (name in ACTIVATIONS, name in ACTIVATIONS)
-    assert branch.depth == (3 if name in GROWING else 2)
+    assert branch.degree == (3 if name in GROWING else 2)
 
 
 class ReadsList(Toy):
@@ -521,7 +521,7 @@ def test_layers_side_by_side_on_one_shortcut_are_one_branch() -> None:
     assert [layer.name for layer in branch.layers] == ["third", "first", "second"]
     assert [layer.name for layer in branch.entries] == ["third"]
     assert [layer.name for layer in branch.ends] == ["first", "second"]
-    assert (branch.shortcut, branch.depth) == ("identity", 2)
+    assert (branch.shortcut, branch.degree) == ("identity", 2)
 
 
 class OneByOne(Toy):

@@ -129,7 +129,7 @@ def test_branches_degrees_and_stages_are_the_known_ones(name: str) -> None:
     known, model = KNOWN[name], build(name)
     for training in (True, False):
         plan = discover(model.train(training), known.example)
-        assert [branch.depth for branch in plan.branches] == known.degrees
+        assert [branch.degree for branch in plan.branches] == known.degrees
         assert plan.stage_sizes == known.stages
         assert sum(branch.shortcut != "identity" for branch in plan.branches) == known.projections
         assert {branch.shortcut for branch in plan.branches} <= {"identity", "projection"}
@@ -151,7 +151,7 @@ def test_real_sizes_have_the_same_counts() -> None:
         vit = discover(torchvision.models.vit_b_16(), images(224))
         resnet = discover(torchvision.models.resnet50(), images(64))
     assert len(vit.branches) == 24
-    assert {b.depth for b in resnet.branches} == {3}
+    assert {b.degree for b in resnet.branches} == {3}
     assert resnet.stage_sizes == RESNET50
 
 

@@ -132,7 +132,7 @@ def test_multihead_attention_is_opened(training: bool, batch_first: bool, need_w
         Layer("attention", parameter="in_proj_weight", parts=3),
         Layer("attention.out_proj"),
     )
-    assert branch.depth == 4
+    assert branch.degree == 4
     assert set(plan.aside) == {"attention.bias_k", "attention.bias_v"}
     assert unaccounted(model, plan) == ()
 
@@ -152,7 +152,7 @@ def test_multihead_attention_with_separate_projections_has_four_layers() -> None
     names = ["q_proj_weight", "k_proj_weight", "v_proj_weight", "weight"]
     assert [layer.parameter for layer in branch.layers] == names
     assert [layer.parameter for layer in branch.entries] == ["q_proj_weight"]  # the others read the memory
-    assert branch.depth == 4
+    assert branch.degree == 4
     assert unaccounted(model, plan) == ()
 
 

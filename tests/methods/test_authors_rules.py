@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from normfree.methods import get, initialize_
 from normfree.models import Network, build
-from normfree.models.base import ModelConfig, ResNetShape
+from normfree.models.base import ModelConfig
+from normfree.models.resnet import ResNetShape
 from normfree.nn.weight_layers import StandardizedConv2d
 from normfree.optim import param_groups
 

@@ -45,7 +45,7 @@ def test_fixup_weights_follow_the_formula(name, L, m):
     model = build(name, "fixup", generator=seeded(0))
     plan = model.plan
     assert len(plan.branches) == L
-    assert {branch.depth for branch in plan.branches} == {m}
+    assert {branch.degree for branch in plan.branches} == {m}
     for layer in plan.stem:
         w = weight(model, layer)
         assert_std(w, math.sqrt(1 / (3 * w[0].numel())), flat=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normfree import discover, initialize_
 from normfree.methods import InitContext, get, names
-from normfree.methods.data_driven import calibrate_
+from normfree.methods.lsuv import calibrate_
 from normfree.models import build
 from normfree.plan import Layer, ResidualPlan
 

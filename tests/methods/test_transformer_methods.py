@@ -271,7 +271,7 @@ def first_update(family: str, method: str, layers: int) -> float:
         if method == "unscaled":
             for branch in branches:
                 for layer in branch.layers:
-                    model.get_submodule(layer.name).weight.mul_(len(branches) ** (1 / (2 * branch.depth - 2)))
+                    model.get_submodule(layer.name).weight.mul_(len(branches) ** (1 / (2 * branch.degree - 2)))
     weights = [model.get_submodule(layer.name).weight for b in branches for layer in b.layers]
     given = inputs(name, limit=20)
     before = model(*given)

@@ -213,13 +213,13 @@ def test_imagenet_resnet_has_the_depth_of_its_name(
     projections = sum(len(b.shortcut_layers) for b in model.plan.branches)
     assert weight_layers(model) - projections == depth
     assert model.plan.stage_sizes == stages
-    assert {b.depth for b in model.plan.branches} == {layers}
+    assert {b.degree for b in model.plan.branches} == {layers}
 
 
 @pytest.mark.parametrize(("name", "branches", "m"), [("resmlp-5-8", 5, 2), ("resmlp-3-8-4", 3, 4)])
 def test_residual_mlp_has_the_numbers_of_its_name(name: str, branches: int, m: int) -> None:
     plan = build(name, "fixup", device="meta").plan
-    assert (len(plan.branches), {b.depth for b in plan.branches}) == (branches, {m})
+    assert (len(plan.branches), {b.degree for b in plan.branches}) == (branches, {m})
     assert {b.shortcut for b in plan.branches} == {"identity"}
 
 

@@ -184,7 +184,7 @@ def test_form_of_a_model_without_blocks_is_refused() -> None:
             "instancenorm",
             r"method 'instancenorm' expects images, but model 'resmlp-3-8' works on vectors",
         ),
-        ("mlp-4-8", "instancenorm", r"method 'instancenorm' expects images, .* use 'layernorm'"),
+        ("mlp-4-8", "instancenorm", r"method 'instancenorm' expects images, .* expected one of: .*layernorm"),
     ],
 )
 def test_method_that_a_model_does_not_admit_names_what_is_allowed(model: str, method: str, expected: str) -> None:
@@ -193,7 +193,7 @@ def test_method_that_a_model_does_not_admit_names_what_is_allowed(model: str, me
 
 
 @pytest.mark.parametrize("method", [m for m in names() if get(m).needs_example and "residual" in get(m).skips])
-def test_data_driven_method_without_a_batch_is_refused(method: str) -> None:
+def test_data_dependent_method_without_a_batch_is_refused(method: str) -> None:
     refuse(
         rf"method '{method}' sets its weights from data: expected a batch, got none; pass example=", "resnet8", method
     )

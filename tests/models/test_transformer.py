@@ -11,7 +11,7 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from normfree.conversion import convert
-from normfree.conversion.folding.fold_scalars import fold_
+from normfree.conversion.folding.inference_folding import fold_
 from normfree.graph import discover, unaccounted
 from normfree.methods import get, initialize_, names
 from normfree.models import BaseModel, Decoder, Encoder, Network, Transformer, build
@@ -80,12 +80,12 @@ def test_plan_counts_branches_and_layers(name: str, kind: type, encoder: int, de
     assert len(plan.branches) == 2 * encoder + 2 * decoder + cross
     assert {b.position.total for b in plan.branches} == {len(plan.branches)}
     degrees = [4, 2] * encoder + ([4, 4, 2] if cross else [4, 2]) * decoder
-    assert [b.depth for b in plan.branches] == degrees
+    assert [b.degree for b in plan.branches] == degrees
     for branch in plan.branches:
         inner = [layer.name.rpartition(".")[2] for layer in branch.layers]
         entries = [layer.name.rpartition(".")[2] for layer in branch.entries]
-        assert inner == (["q", "k", "v", "out"] if branch.depth == 4 else ["linear1", "linear2"])
-        assert entries == {4: ["q"] if "cross" in branch.name else ["q", "k", "v"], 2: ["linear1"]}[branch.depth]
+        assert inner == (["q", "k", "v", "out"] if branch.degree == 4 else ["linear1", "linear2"])
+        assert entries == {4: ["q"] if "cross" in branch.name else ["q", "k", "v"], 2: ["linear1"]}[branch.degree]
         assert [layer.name for layer in branch.ends] == [branch.layers[-1].name]
         assert branch.shortcut == "identity"
     assert [layer.tied for layer in plan.classifier] == [name != NAMES[1]]

@@ -145,14 +145,22 @@ def test_normalizer_refuses_unknown_names() -> None:
     with pytest.raises(ValueError, match=EXPLAINS) as caught:
         normalizer("bach", 4)
     assert "'bach'" in str(caught.value)
-    assert "use one of batch, layer, group, instance" in str(caught.value)
+    assert "use one of batch, layer, group, tanh, instance" in str(caught.value)
 
 
 def test_normalizer_refuses_instance_norm_of_vectors() -> None:
     with pytest.raises(ValueError, match=EXPLAINS) as caught:
         normalizer("instance", 4, spatial=False)
-    for part in ("(N, C, H, W)", "got vectors (N, C)", "use layer or group norm"):
+    for part in ("normalizer of vectors (N, C)", "got 'instance'", "use one of batch, layer, group, tanh"):
         assert part in str(caught.value)
+
+
+def test_normalizer_of_tokens_names_the_kinds_that_it_has() -> None:
+    with pytest.raises(ValueError, match=EXPLAINS) as caught:
+        normalizer("lyer", 4, tokens=True)
+    assert str(caught.value) == "expected a normalizer of tokens (N, T, C), got 'lyer'; use one of layer, rms, tanh"
+    with pytest.raises(ValueError, match="normalizer of images"):
+        normalizer("rms", 4)
 
 
 def test_normprop_relu_is_standard_on_normal_input() -> None:

@@ -24,6 +24,7 @@ from normfree.nn.weight_layers import (
     cannot_reparametrize,
     reparametrize_,
     set_weight_,
+    stacked_weight,
     weight_kind,
 )
 
@@ -598,3 +599,9 @@ def test_layer_is_copied_and_pickled(make, shape: tuple[int, ...], kind: WeightK
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert type(other) is type(layer)
         assert torch.equal(other(x), layer(x))
+
+
+@pytest.mark.parametrize("kind", ["plain", "spectral"])
+def test_layers_without_a_gain_per_row_cannot_be_stacked(kind: WeightKind) -> None:
+    with pytest.raises(ValueError, match=f"expected layers of the kind weight_norm or standardized.*got '{kind}'"):
+        stacked_weight(kind, torch.ones(2, 3, 4), torch.ones(2, 3, 1))

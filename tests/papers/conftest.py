@@ -8,7 +8,7 @@ import pytest
 
 from normfree.cli import main
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims import claim as claims
+from normfree_papers.claims import registry as claims
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
 
 Make = Callable[..., Claim]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from normfree_papers.claims.claim_status import Entry, entries
 from normfree_papers.claims.judgement import Row
-from normfree_papers.claims.ledger_entries import Entry, entries
 
 RESULTS = Path(__file__).parents[2] / "results"
 JUDGEMENTS = Path(__file__).with_name("judgements.json")

@@ -34,10 +34,11 @@ from normfree.data.images.image_set import Split
 from normfree.models import build
 from normfree.provenance import commit, versions
 from normfree.train import TrainConfig
-from normfree_papers.claims.claim import Claim, Scale, Settings, all_claims, get
+from normfree_papers.claims.claim import Claim, Scale, Settings
 from normfree_papers.claims.judgement import Judgement, judge
+from normfree_papers.claims.registry import all_claims, get
 from normfree_papers.claims.reproduction import contents_of
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 from normfree_papers.wninit import curvature
 from planted_readings import PLANTED, gpu_minutes, refuted
 from small_runs import Changes, SmallRuns
@@ -317,7 +318,7 @@ def test_mutants_that_name_methods_change_only_these() -> None:
 
 def test_small_runs_train_what_matches_once_per_error(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[TrainConfig] = []
-    monkeypatch.setattr(small_runs, "train", lambda config: trained.append(config) or Trained({}, ()))
+    monkeypatch.setattr(small_runs, "train", lambda config: trained.append(config) or EndedRun({}, ()))
     monkeypatch.setattr(SmallRuns, "_trained", {})
     wanted = {name: TrainConfig(method=name.split()[0]) for name in ("fixup one", "fixup two", "he_in one", "he_in")}
     for error in ("nothing", "fixup_exponent_sign"):

@@ -10,8 +10,9 @@ import pytest
 from made_up_runs import MadeUpRuns
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
-from normfree_papers.claims.claim import PAPERS, SCALES, Claim, Settings, all_claims
+from normfree_papers.claims.claim import SCALES, Claim, Settings
 from normfree_papers.claims.judgement import admits, checks_at, judge
+from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.reproduction import collect, is_whole, panels_of, read_result, result_path
 
 CLAIMS = all_claims()

@@ -3,8 +3,8 @@
 import pytest
 
 from mutants import MUTANTS
-from normfree_papers.claims.claim import all_claims
 from normfree_papers.claims.judgement import checks_at, judge
+from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.reproduction import summarize
 from planted_readings import PLANTED, changed_runs, main_checks, outside, refuted, result_of
 

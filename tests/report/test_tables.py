@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import normfree as nf
-from normfree.comparison.comparison import ComparedRun, Comparison
+from normfree.comparison.comparison_result import ComparedRun, Comparison
 from normfree.report import Column, Link, Table, print_table, sparkline, to_markdown
 from normfree.report.tables import notebook_html, shorten_names
 

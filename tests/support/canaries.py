@@ -4,7 +4,7 @@
     PYTHONPATH=src python tests/support/canaries.py agreed FILE FILE
     PYTHONPATH=src python tests/support/canaries.py commits
 
-On a GPU two processes round differently, and a few families amplify that beyond the tolerance: compute today's canary
+On a GPU two processes round differently, and a few probes amplify that beyond the tolerance: compute today's canary
 in two processes, and write the figures on which the two files agree.
 
 `normfree_papers.claims.canary` describes canaries and the files.
@@ -27,8 +27,8 @@ from normfree.files import write_text
 from normfree.methods.earlier_releases import FIRST_RELEASE, as_of
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
-from normfree_papers.claims.canary import COMMITTED, Record, differing, families_of, tolerance
-from normfree_papers.claims.canary_training import all_families, canary, generated_images, generated_text, settings_of
+from normfree_papers.claims.canary import COMMITTED, Record, differing, probes_of, tolerance
+from normfree_papers.claims.canary_training import all_probes, canary, generated_images, generated_text, settings_of
 from normfree_papers.claims.run_cache import KeptRun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,27 +39,27 @@ UNKNOWN, CPU = "unknown", "cpu float32"
 def write_todays(device: str) -> None:
     """Write today's canary beside the code; the figures of other devices stay."""
     record: Record = json.loads(COMMITTED.read_text(encoding="utf-8")) if COMMITTED.exists() else {}
-    wanted = dict.fromkeys([*all_families(), *kept_families()])
+    wanted = dict.fromkeys([*all_probes(), *kept_probes()])
     for precision in ("float32", "bf16", "mixed") if device == "cuda" else ("float32",):
         place = f"{device} {precision}"
-        record[place] = {"tolerance": tolerance(place), "figures": canary(device, precision=precision, families=wanted)}
+        record[place] = {"tolerance": tolerance(place), "figures": canary(device, precision=precision, probes=wanted)}
     write_text(COMMITTED, _lines(record) + "\n")
 
 
 def write_agreed(files: Iterable[Path]) -> None:
-    """Write the canary that today's canaries of several processes have in common; other families are left out."""
+    """Write the canary that today's canaries of several processes have in common; other probes are left out."""
     record = _common([json.loads(file.read_text(encoding="utf-8")) for file in files])
     for found in record.values():
-        found["figures"] = {family: figures for family, figures in found["figures"].items() if figures}
+        found["figures"] = {probe: figures for probe, figures in found["figures"].items() if figures}
     write_text(COMMITTED, _lines(record) + "\n")
 
 
 def write_commits() -> None:
     """Compute the canaries of all commits that made stored runs, and write them to results/canaries.json."""
-    wanted = stored_families()
+    wanted = stored_probes()
     records: dict[str, Record | str] = {}
-    for named, families in wanted.items():
-        found = [_of_commit(commit, families) for commit in re.findall(r"[0-9a-f]{12,40}", named)]
+    for named, probes in wanted.items():
+        found = [_of_commit(commit, probes) for commit in re.findall(r"[0-9a-f]{12,40}", named)]
         records[named] = UNKNOWN if not found or None in found else _common([one for one in found if one is not None])
         print(f"{named}: {_summary(records[named])}", flush=True)
     rows = (
@@ -68,14 +68,14 @@ def write_commits() -> None:
     write_text(STORED, '{"commits": {\n' + ",\n".join(rows) + "}}\n")
 
 
-def kept_families() -> list[str]:
-    """Return the families of all kept runs, as today's code spells them."""
+def kept_probes() -> list[str]:
+    """Return the probes of all kept runs, as today's code spells them."""
     configs = (KeptRun(path.parent).config for path in sorted(RUNS.glob("*/config.toml")))
-    return list(dict.fromkeys(family for config in configs for family in families_of(config)))
+    return list(dict.fromkeys(probe for config in configs for probe in probes_of(config)))
 
 
-def stored_families() -> dict[str, dict[str, dict[str, Any]]]:
-    """Return for each commit of the stored runs its families, as today spells them, and their settings as it did."""
+def stored_probes() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return for each commit of the stored runs its probes, as today spells them, and their settings as it did."""
     wanted: dict[str, dict[str, dict[str, Any]]] = {}
     for path in sorted(RUNS.glob("*/result.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -84,13 +84,13 @@ def stored_families() -> dict[str, dict[str, dict[str, Any]]]:
         known = TrainConfig.__dataclass_fields__
         then = TrainConfig(**{name: value for name, value in result["config"].items() if name in known})
         now = then.with_changes(method=as_of(then.method, FIRST_RELEASE, then.model))
-        families = wanted.setdefault(result["commit"], {})
-        for today, earlier in zip(families_of(now), families_of(then), strict=True):
-            families[today] = settings_of(earlier)
+        probes = wanted.setdefault(result["commit"], {})
+        for today, earlier in zip(probes_of(now), probes_of(then), strict=True):
+            probes[today] = settings_of(earlier)
     return wanted
 
 
-def _of_commit(commit: str, families: Mapping[str, Mapping[str, Any]]) -> Record | None:
+def _of_commit(commit: str, probes: Mapping[str, Mapping[str, Any]]) -> Record | None:
     """Return the record of a commit, computed by its own code in a temporary work tree; None if there is no such."""
     with tempfile.TemporaryDirectory(prefix=".tmp-canary-") as folder:
         tree, job = Path(folder) / "tree", Path(folder) / "job.json"
@@ -98,7 +98,7 @@ def _of_commit(commit: str, families: Mapping[str, Mapping[str, Any]]) -> Record
         if added.returncode:
             return None
         try:
-            job.write_text(json.dumps({"families": families, "data": _data()}), encoding="utf-8")
+            job.write_text(json.dumps({"probes": probes, "data": _data()}), encoding="utf-8")
             environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
             driver = [sys.executable, str(Path(__file__).with_name("canary_driver.py")), str(job)]
             ran = subprocess.run(driver, env=environment, capture_output=True, text=True, check=True)
@@ -123,31 +123,31 @@ def _data() -> dict[str, Any]:
 
 
 def _common(records: list[Record]) -> Record:
-    """Return the record on which all given ones agree; a family on which they differ has no figures."""
+    """Return the record on which all given ones agree; a probe on which they differ has no figures."""
     first, *others = records
     for place, found in first.items():
         for other in others:
-            usable = {family: figures or () for family, figures in found["figures"].items()}
-            for family in differing(usable, other[place]["figures"], found["tolerance"]):
-                found["figures"][family] = None
+            usable = {probe: figures or () for probe, figures in found["figures"].items()}
+            for probe in differing(usable, other[place]["figures"], found["tolerance"]):
+                found["figures"][probe] = None
     return first
 
 
 def _summary(record: Record | str) -> str:
     if isinstance(record, str):
         return record
-    today = canary(families=record[CPU]["figures"])
+    today = canary(probes=record[CPU]["figures"])
     found = record[CPU]
-    usable = {family: figures for family, figures in found["figures"].items() if figures}
+    usable = {probe: figures for probe, figures in found["figures"].items() if figures}
     other, missing = differing(usable, today, found["tolerance"]), len(found["figures"]) - len(usable)
-    return f"{len(usable)} families; other than today: {', '.join(other) or 'none'}; not computed: {missing}"
+    return f"{len(usable)} probes; other than today: {', '.join(other) or 'none'}; not computed: {missing}"
 
 
 def _lines(record: Record) -> str:
-    """Render a record as JSON with one family per line."""
+    """Render a record as JSON with one probe per line."""
     places = []
     for place, found in record.items():
-        rows = ",\n".join(f"   {json.dumps(family)}: {json.dumps(row)}" for family, row in found["figures"].items())
+        rows = ",\n".join(f"   {json.dumps(probe)}: {json.dumps(row)}" for probe, row in found["figures"].items())
         places.append(f' "{place}": {{"tolerance": {found["tolerance"]}, "figures": {{\n{rows}}}}}')
     return "{\n" + ",\n".join(places) + "\n}"
 

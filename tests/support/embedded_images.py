@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from normfree.data import ImageSet, Split, load
+from normfree.data.built_in_sets import ASSET
 from normfree.data.download.catalog import FASHION_CLASSES
-from normfree.data.download.data_sets import ASSET
 
 _TRAIN, _TEST = 600, 100  # images per class
 _STEPS = 1000  # of L-BFGS; far more than a convex problem of this size needs

@@ -61,7 +61,7 @@ def train_shards(folder: str, begin: str = "") -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from normfree.train.engine.environment import explained_disconnection
+    from normfree.train.engine.distributed import explained_disconnection
     from sharded_saves import load_sharded_, made, save_sharded, train
 
     dist.init_process_group("gloo")

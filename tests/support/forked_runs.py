@@ -193,7 +193,7 @@ def _serve(modules: Sequence[str] = ()) -> None:
     import normfree.cli
     import normfree.comparison.comparison_report
     import normfree.report.terminal
-    import normfree.train.data
+    import normfree.train.data_sources
     import normfree.train.engine.loop
     from tiny_images import tiny_images
 
@@ -201,7 +201,7 @@ def _serve(modules: Sequence[str] = ()) -> None:
         import_module(name)
     torch.set_num_threads(1)
     images = tiny_images()
-    normfree.train.data.load = lambda name, root: images
+    normfree.train.data_sources.load = lambda name, root: images
     normfree.train.engine.loop.write_curves = lambda *_: None  # it takes longer than such a run
     normfree.comparison.comparison_report.write_plot = lambda _, path, **__: path.write_text("a plot")  # so does this
     print("ready", flush=True)

@@ -7,12 +7,13 @@ from typing import Any
 from normfree.train import TrainConfig
 from normfree.train.config import folder_name
 from normfree_papers.claims import reproduction
-from normfree_papers.claims.claim import Claim, Measurement, Settings, get
+from normfree_papers.claims.claim import Claim, Measurement, Settings
 from normfree_papers.claims.judgement import Judgement, judge
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.reproduction import Result, collect, panels_of, stored
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 
-Make = Callable[[str, TrainConfig], Trained | None]
+Make = Callable[[str, TrainConfig], EndedRun | None]
 
 
 class MadeUpRuns:
@@ -25,7 +26,7 @@ class MadeUpRuns:
         self.asked: dict[str, TrainConfig] = {}
         self.missing: dict[str, TrainConfig] = {}
 
-    def __call__(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
+    def __call__(self, wanted: Mapping[str, TrainConfig]) -> dict[str, EndedRun | None]:
         self.asked |= wanted
         found = {name: self.make(name, config) for name, config in wanted.items()}
         self.missing |= {name: wanted[name] for name, run in found.items() if run is None}

@@ -23,15 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree import theory
-from normfree.diagnostics import gradient_bounds, updates
+from normfree.diagnostics import homogeneity_bounds, updates
 from normfree.diagnostics.curvature import Hessian
 from normfree.methods import Law, Method
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import _FACTORIES, ONE, SQRT_HALF, ScalarRate
-from normfree.methods.normalizer_free import InverseStd
+from normfree.methods.nf_resnets import InverseStd
 from normfree.methods.scaled_sums import GeometricSeries
-from normfree.models.base import BlockBuilder, ResNetShape
+from normfree.models.base import BlockBuilder
 from normfree.models.nonresidual import Highway
+from normfree.models.resnet import ResNetShape
 from normfree.nn import normalizers
 from normfree.nn.attention import Attention
 from normfree.nn.residual import Residual
@@ -385,7 +386,7 @@ MUTANTS: dict[str, Mutant] = {
     "block_bound_by_root": Mutant(
         "the bound of fixup's Theorem 1 divides by the root of the norm",
         _instead(
-            gradient_bounds, "_block_bound", lambda true: lambda name, norms, *rest: true(name, norms.sqrt(), *rest)
+            homogeneity_bounds, "_block_bound", lambda true: lambda name, norms, *rest: true(name, norms.sqrt(), *rest)
         ),
     ),
     "update_squared": Mutant(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree.train import TrainConfig
-from normfree.train.data import open_data
-from normfree.train.engine.environment import Processes
+from normfree.train.data_sources import open_data
+from normfree.train.engine.distributed import Processes
 
 CONFIG = TrainConfig(
     model="one_weight:one_weight",

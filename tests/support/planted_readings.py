@@ -16,7 +16,7 @@ from normfree_papers.claims.claim import Check, Claim, Scale, Settings
 from normfree_papers.claims.judgement import Judgement, judge
 from normfree_papers.claims.reproduction import summarize
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 
 Reading = Mapping[str, float | tuple[float, float] | None]
 """What the runs whose names match a pattern end with, the first match counting: test accuracy in per cent or BLEU, with
@@ -68,16 +68,16 @@ def value_of(reading: Reading, name: str) -> float | tuple[float, float] | None:
     return next(value for pattern, value in reading.items() if re.search(pattern, name))
 
 
-def run_with(value: float | tuple[float, float] | None) -> Trained:
+def run_with(value: float | tuple[float, float] | None) -> EndedRun:
     """A made-up run."""
     if value is None:
-        return Trained({"status": "diverged", "test": None, "validation": None, "steps": 1}, ())
+        return EndedRun({"status": "diverged", "test": None, "validation": None, "steps": 1}, ())
     test, fitted = value if isinstance(value, tuple) else (value, value)
     score = {"accuracy": test / 100, "loss": 100 - test}
     shares = {"train_accuracy": fitted / 100, "validation_accuracy": test / 100}
     metrics = [{"epoch": epoch, "seconds": 10.0 * epoch, **shares} for epoch in (1, 2)]
     scores = {"test": score, "validation": score, "bleu": {"score": test}}
-    return Trained({"status": "finished", "seconds": 21.0, "setup_seconds": 0.0, **scores}, metrics)
+    return EndedRun({"status": "finished", "seconds": 21.0, "setup_seconds": 0.0, **scores}, metrics)
 
 
 def refuted(claim: Claim, planted: Planted) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from mutants import MUTANTS
 from normfree.train import RunFolder, TrainConfig, fit
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 
 Changes = Mapping[str, Mapping[str, Any]]
 """New settings by a pattern of the runs' names; the first pattern that is found in a name counts."""
@@ -28,7 +28,7 @@ class SmallRuns:
     """
 
     trains = True
-    _trained: ClassVar[dict[tuple[str, TrainConfig], Trained]] = {}  # by planted error and configuration
+    _trained: ClassVar[dict[tuple[str, TrainConfig], EndedRun]] = {}  # by planted error and configuration
 
     def __init__(self, changes: Changes, error: str) -> None:
         self._changes, self._error = changes, error
@@ -36,11 +36,11 @@ class SmallRuns:
         self.records: dict[str, dict[str, str]] = {}
         self.missing: dict[str, TrainConfig] = {}
 
-    def __call__(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
+    def __call__(self, wanted: Mapping[str, TrainConfig]) -> dict[str, EndedRun | None]:
         self.asked |= wanted
         return {name: self._find(name, config) for name, config in wanted.items()}
 
-    def _find(self, name: str, config: TrainConfig) -> Trained | None:
+    def _find(self, name: str, config: TrainConfig) -> EndedRun | None:
         changes = next((of for pattern, of in self._changes.items() if re.search(pattern, name)), None)
         if changes is None:
             self.missing[name] = config
@@ -52,9 +52,9 @@ class SmallRuns:
         return self._trained[key]
 
 
-def train(config: TrainConfig) -> Trained:
+def train(config: TrainConfig) -> EndedRun:
     """Train one run, and forget its folder."""
     with TemporaryDirectory() as temporary:
         folder = RunFolder(Path(temporary) / "run")
         fit(config, out=folder.path, picture=False)
-        return Trained(folder.read_result(), tuple(folder.read_metrics()))
+        return EndedRun(folder.read_result(), tuple(folder.read_metrics()))

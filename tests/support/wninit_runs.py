@@ -5,21 +5,21 @@ from functools import cache
 
 from made_up_runs import MadeUpRuns, measure
 from normfree.train import TrainConfig
-from normfree_papers.claims import claim as claims
+from normfree_papers.claims import registry as claims
 from normfree_papers.claims.claim import Claim, Measurement
 from normfree_papers.claims.judgement import Judgement
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 
-Made = Callable[[TrainConfig], Trained | None]
-DIVERGED = Trained({"status": "diverged", "test": None, "validation": None}, ())
+Made = Callable[[TrainConfig], EndedRun | None]
+DIVERGED = EndedRun({"status": "diverged", "test": None, "validation": None}, ())
 
 
-def made_up(test: float, validation: float | None = None) -> Trained:
+def made_up(test: float, validation: float | None = None) -> EndedRun:
     """A run that ended with this test accuracy in per cent; its held-out accuracy is the same unless given."""
     held = test if validation is None else validation
     metrics = [{"epoch": i, "train_accuracy": (test + i) / 100} for i in (1, 2)]
     scores = {"test": {"accuracy": test / 100}, "validation": {"accuracy": held / 100}}
-    return Trained({"status": "finished", **scores}, metrics)
+    return EndedRun({"status": "finished", **scores}, metrics)
 
 
 def get(name: str) -> Claim:

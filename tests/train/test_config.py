@@ -16,7 +16,7 @@ from normfree.data.images.augment import Augmentation
 from normfree.methods import FORMS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
 from normfree.train.config import TrainConfig
-from normfree.train.data import augmentation_of
+from normfree.train.image_data import augmentation_of
 from normfree.train.setting_fields import field_types
 
 positive = st.floats(1e-12, 1e12)

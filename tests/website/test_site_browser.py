@@ -97,6 +97,13 @@ def test_no_page_is_too_wide(
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, path
 
 
+def test_pictures_keep_a_readable_size_on_a_phone(open_tab: Open) -> None:
+    tab = open_tab("index.html", width=390)
+    picture = tab.locator("article img").first
+    assert picture.evaluate("i => i.getBoundingClientRect().width") >= 600
+    assert picture.locator("xpath=..").evaluate("p => p.scrollWidth > p.clientWidth")
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_search_finds_a_name(site: Path, address: str, open_tab: Open, served: bool) -> None:
     base = address if served else f"{site.as_uri()}/"

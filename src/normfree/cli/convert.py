@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.options import (
-    Example,
-    Plugins,
-    complete_method,
-    example_inputs,
-    load_plugins,
-    require_model,
-    require_one_input,
-)
+from normfree.cli.completion import complete_method
+from normfree.cli.options import Example, Plugins, example_inputs, load_plugins, require_model, require_one_input
 
 if TYPE_CHECKING:
     from torch import nn
@@ -188,7 +181,7 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
 
     from normfree.conversion import convert, fold_batchnorm
     from normfree.graph import discover
-    from normfree.models.model_arguments import build_by_name
+    from normfree.models.model_and_inputs import build_by_name
     from normfree.nn.model_state import call_arguments
 
     before = build_by_name(model, checkpoint=checkpoint, seed=seed)

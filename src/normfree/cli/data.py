@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import (
-    DEVICE,
-    Plugins,
-    complete_data,
-    load_plugins,
-    require_folder,
-)
+from normfree.cli.completion import complete_data
+from normfree.cli.options import require_folder
 
 if TYPE_CHECKING:
-    from normfree.data.text.vocabulary import Vocabulary
     from normfree.report.terminal import Update
-    from normfree.train import TrainConfig
 
 SOURCE = typer.Option(
     "--source",
@@ -37,7 +28,6 @@ TEXT = typer.Option(
     help="Training text of a language model, instead of --source and --target; book.test.txt is found beside it.",
 )
 SIZE = typer.Option("--vocabulary", min=5, help="Number of subwords.")
-_CHUNK = 512  # lines that are translated together
 _Folder = Annotated[Path, typer.Option("--data-dir", "--dir", metavar="DIR", help="Folder of the data sets.")]
 
 
@@ -61,7 +51,7 @@ def get_data(
     """
     from normfree.data import get, stand_in_note
     from normfree.data import names as known
-    from normfree.data.download.data_sets import BUILT_IN
+    from normfree.data.built_in_sets import BUILT_IN
     from normfree.report.terminal import progress
 
     if tarball is not None and len(names) != 1:
@@ -208,87 +198,3 @@ def _stem(path: Path) -> str:
     """
     name = path.name.split(".train")[0] if ".train" in path.name else path.name.split(".")[0]
     return name if name != "train" else path.resolve().parent.name
-
-
-def translate_lines(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on pairs.")],
-    beam: Annotated[
-        int | None, typer.Option("--beam", min=1, help="Hypotheses per sentence (default: the run's).")
-    ] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", help="0 favours short translations (default: the run's).")
-    ] = None,
-    device: Annotated[str, DEVICE] = "auto",
-    plugin: Plugins = None,
-) -> None:
-    """Translate the lines of standard input with the model of a run.
-
-    For example: echo "Ein Hund läuft im Schnee ." | normfree translate runs/translation
-    """
-    from normfree.data.text.text_files import decode_lines
-    from normfree.train.data import PAIRS
-    from normfree.train.text.generation import translate
-
-    load_plugins(plugin)
-    config, vocabulary, model = _load_text_run(run, PAIRS, "a run on pairs of sentences", "translation", device)
-    lines = decode_lines(sys.stdin.buffer, "on standard input")
-    # One line at a time from a keyboard, many from a file.
-    while chunk := list(islice(lines, 1 if sys.stdin.isatty() else _CHUNK)):
-        found = translate(
-            model,
-            vocabulary,
-            chunk,
-            beam=beam or config.beam,
-            length_penalty=config.length_penalty if length_penalty is None else length_penalty,
-        )
-        for line in found:
-            typer.echo(line)
-
-
-def continue_lines(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on text.")],
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Largest number of subwords to add to a line.")] = 100,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature", min=0.0, help="1 samples from the model; less prefers likely words; 0 takes the likeliest."
-        ),
-    ] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the samples.")] = 0,
-    device: Annotated[str, DEVICE] = "auto",
-    plugin: Plugins = None,
-) -> None:
-    """Continue every line of standard input with the language model of a run; an empty line starts a new text.
-
-    For example: echo "Once upon a time" | normfree continue runs/book
-    """
-    import torch
-
-    from normfree.data.text.text_files import decode_lines
-    from normfree.train.data import TEXT
-    from normfree.train.text.generation import continue_line
-
-    load_plugins(plugin)
-    what = "a language model, which is a run on text,"
-    config, vocabulary, model = _load_text_run(run, TEXT, what, "language_model", device)
-    draws = torch.Generator().manual_seed(seed)
-    for line in decode_lines(sys.stdin.buffer, "on standard input"):
-        written = continue_line(
-            model, vocabulary, line, longest=tokens, temperature=temperature, window=config.block, generator=draws
-        )
-        typer.echo(written)
-
-
-def _load_text_run(run: Path, data: str, what: str, recipe: str, device: str) -> tuple[TrainConfig, Vocabulary, Any]:
-    """Load the configuration, vocabulary and model of a run; refuse a run on another kind of data."""
-    from normfree.nn.devices import device_of
-    from normfree.train import load, read_config
-    from normfree.train.run.loading import load_vocabulary
-
-    config = read_config(run)
-    if not config.data.startswith(data):
-        raise ValueError(
-            f"expected {what} in '{run}', got one on '{config.data}'; train one with normfree train {recipe}"
-        )
-    place = device_of(device)
-    return config, load_vocabulary(run), load(run, device=str(place))

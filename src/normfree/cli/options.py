@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.completion import complete_method, complete_model
 from normfree.errors import require_package
 
 if TYPE_CHECKING:
@@ -22,71 +21,6 @@ if TYPE_CHECKING:
 # Names that a shell completes: recipes, methods, models, data sets and claims. They are read from the source, because
 # importing torch for the registries takes longer than a reader waits for a key.
 
-_PACKAGE = Path(__file__).parents[1]
-Complete = Callable[[str], list[str]]
-
-
-def _completing(names: Callable[[], Iterator[str]]) -> Complete:
-    """Return a function from the beginning of a name to the names that begin so."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in dict.fromkeys(names()) if name.startswith(incomplete)]
-
-    return complete
-
-
-def _nodes(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-
-
-def _calls(path: Path, name: str) -> Iterator[ast.Call]:
-    """Yield the calls of a function in a file."""
-    for node in _nodes(path):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-            yield node
-
-
-def _recipes() -> Iterator[str]:
-    from normfree.train.recipes import recipes
-
-    yield from recipes()
-
-
-def _methods() -> Iterator[str]:
-    for path in sorted((_PACKAGE / "methods").glob("*.py")):
-        for node in _nodes(path):
-            if isinstance(node, ast.FunctionDef) and "register" in map(ast.unparse, node.decorator_list):
-                yield node.name
-
-
-def _models() -> Iterator[str]:
-    for call in _calls(_PACKAGE / "models" / "families.py", "Family"):
-        yield from ast.literal_eval(call.args[3])  # the examples of the family
-
-
-def _data() -> Iterator[str]:
-    from normfree.train.recipes import recipes
-
-    yield from (recipe.config.data for recipe in recipes().values() if ":" not in recipe.config.data)
-    for call in _calls(_PACKAGE / "data" / "download" / "catalog.py", "DataSet"):
-        yield from (ast.literal_eval(word.value) for word in call.keywords if word.arg == "name")
-
-
-def _claims() -> Iterator[str]:
-    found = find_spec("normfree_papers")
-    if found is None or not found.submodule_search_locations:
-        return
-    for node in _nodes(Path(found.submodule_search_locations[0], "claims", "claim.py")):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES":
-            for module, claims in ast.literal_eval(node.value).items():
-                yield from (f"{module.partition('.')[0]}/{claim}" for claim in claims)
-
-
-complete_recipe = _completing(_recipes)
-complete_method = _completing(_methods)
-complete_model = _completing(_models)
-complete_data = _completing(_data)
-complete_claim = _completing(_claims)
 
 # Options
 
@@ -165,7 +99,7 @@ GpusPerRun = Annotated[
 # Checks, and the meaning of arguments
 
 
-def require_engine(on: str, jobs: int | None, cpus_per_run: float | None, gpus_per_run: float | None) -> None:
+def require_executor(on: str, jobs: int | None, cpus_per_run: float | None, gpus_per_run: float | None) -> None:
     """Refuse a place that is unknown or cannot be used, and options that do not belong to it, before any work."""
     if on == "local":  # without the import of torch
         for name, value in (("--cpus-per-run", cpus_per_run), ("--gpus-per-run", gpus_per_run)):
@@ -173,9 +107,9 @@ def require_engine(on: str, jobs: int | None, cpus_per_run: float | None, gpus_p
                 raise ValueError(f"{name} needs a cluster; leave it out, or add --on ray")
         return
     from normfree.comparison.ray_connection import require_reachable
-    from normfree.comparison.run_engine import choose_engine
+    from normfree.comparison.run_executor import choose_executor
 
-    choose_engine(on, shared=Path(), cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run)
+    choose_executor(on, shared=Path(), cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run)
     if jobs is not None:
         raise ValueError("--jobs is for this machine, and a cluster runs as many as its resources allow; leave it out")
     require_reachable("" if on == "ray" else on)
@@ -297,7 +231,7 @@ def require_model(model: str, verb: str) -> None:
 def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
     """Call the function of --example, or draw noise in the shape that the model reads."""
     from normfree.models.builder import is_foreign
-    from normfree.models.model_arguments import inputs_from_function, random_inputs
+    from normfree.models.model_and_inputs import inputs_from_function, random_inputs
 
     if not example:
         return random_inputs(model, shape, batch=batch, seed=seed)
@@ -395,3 +329,14 @@ def name_in_folder(folder: Path) -> str:
     from normfree.train.run.loading import read_config
 
     return f"converted:{folder.name}" if is_converted(folder) else read_config(folder).model
+
+
+def default_jobs(device: str) -> int:
+    """Return one run per CPU core that this process may use; on a GPU one run at a time."""
+    import torch
+
+    from normfree.provenance import available_cores
+
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        return 1
+    return available_cores()

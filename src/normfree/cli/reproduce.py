@@ -8,16 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from normfree.cli.options import (
-    CpusPerRun,
-    GpusPerRun,
-    On,
-    complete_claim,
-    given,
-    require_alone,
-    require_either,
-    require_engine,
-)
+from normfree.cli.completion import complete_claim
+from normfree.cli.options import CpusPerRun, GpusPerRun, On, given, require_alone, require_either, require_executor
 
 
 def reproduce_claims(
@@ -69,7 +61,7 @@ def reproduce_claims(
     require_alone(context, "--list", beside=("--json", "--out"))
     require_alone(context, "--draw", beside=("--out", "--write", *(claims or ())))
     require_either(context, "--kept", ["--only", "--jobs", "--on"], "--kept trains nothing")
-    require_engine(on, jobs, cpus_per_run, gpus_per_run)
+    require_executor(on, jobs, cpus_per_run, gpus_per_run)
     if write and not claims:
         idle = [name for name in given(context) if name not in ("--out", "--write", "--draw")]
         if idle:

@@ -11,13 +11,14 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normfree.cli.completion import complete_data, complete_recipe
 from normfree.cli.data import SIZE, SOURCE, TARGET, TEXT, prepared_name
-from normfree.cli.listing import list_recipes
 from normfree.cli.options import (
     DEVICE,
     ConfigFile,
@@ -28,14 +29,13 @@ from normfree.cli.options import (
     Plugins,
     Trust,
     command_line,
-    complete_data,
-    complete_recipe,
     configuration,
     given,
     load_plugins,
     require_alone,
     require_either,
 )
+from normfree.report.tables import Column, Table, print_table
 
 if TYPE_CHECKING:
     from normfree.train import RunResult, TrainConfig
@@ -97,8 +97,8 @@ def train_model(
     """Train a network on images or text, and test it at the end.
 
     The exit status is 0 for a finished run, 2 after an error, 3 for a diverged run, 130 after ctrl-C and 143 after
-    SIGTERM. Continue an interrupted run with --resume. A job of SLURM that gets SIGUSR1 saves its run and is queued
-    again; then the same command with --out continues.
+    SIGTERM. Continue an interrupted run with --resume. In a job of SLURM that gets SIGUSR1, a run saves its state; with
+    --out or --resume the job is queued again, and the run continues.
 
     For example: normfree train fashion --lr 0.05 --set batch_size=64;
     or: normfree train translation --source train.de --target train.en
@@ -154,7 +154,7 @@ def train_model(
 
 def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, command: str) -> RunResult:
     """Train with a line of progress, preceded by the lines of the log."""
-    from normfree.train.engine.environment import SharedError
+    from normfree.train.engine.distributed import SharedError
     from normfree.train.engine.loop import fit
 
     first = _is_first_process()
@@ -294,7 +294,7 @@ def _print_dry_run(config: TrainConfig, out: Path | None, *, overwrite: bool, as
     from normfree.report import open_console
     from normfree.report.terminal import duration, progress
     from normfree.train.engine.dry_run import measure_run
-    from normfree.train.engine.environment import StopRequestedError
+    from normfree.train.engine.stop_signals import StopRequestedError
     from normfree.train.run.run_folder import RunFolder
 
     if out is not None and RunFolder(out).has_begun and not overwrite:
@@ -321,8 +321,8 @@ def _print_dry_run(config: TrainConfig, out: Path | None, *, overwrite: bool, as
     kept = config.keep_last + config.keep_best
     lines = {
         "parameters": f"{found.parameters:,}",
-        "steps": f"{found.steps:,}: {found.epochs} epochs of {found.epoch_steps:,}, with {found.per_step:,.0f} "
-        f"{found.unit} each",
+        "steps": f"{found.steps:,}: {found.epochs} epochs of {found.steps_per_epoch:,}, with "
+        f"{found.items_per_step:,.0f} {found.unit} each",
         "device": f"{found.device}, {found.precision}{', compiled' if found.compiled else ''}",
         "memory": f"{_gib(found.memory)} at the peak of {found.measured} measured steps{free}",
         "disk": f"{found.checkpoint / 1e6:,.1f} MB per checkpoint; at most {kept} are kept",
@@ -350,3 +350,20 @@ def _seconds(seconds: float) -> str:
     from normfree.report.terminal import duration
 
     return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
+def list_recipes(as_json: bool) -> None:
+    """Print the recipes, as `normfree train --list` does."""
+    from normfree.train.recipes import recipes
+
+    found = [(r.name, r.summary, r.reference, r.config) for r in recipes().values()]
+    if as_json:
+        plain = [{"name": n, "summary": s, "reference": r, "config": asdict(c)} for n, s, r, c in found]
+        typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
+        return
+    columns = tuple(
+        Column(name, style="cyan" if name == "recipe" else None) for name in ("recipe", "description", "from")
+    )
+    rows = tuple((name, summary, reference) for name, summary, reference, _ in found)
+    caption = "normfree train RECIPE runs one; --show prints its settings, --set changes one."
+    print_table(Table("Recipes", columns, rows, caption=caption))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import DEVICE, Plugins, Trust, load_plugins, require_either, require_output
+from normfree.cli.options import require_either, require_output
 from normfree.report import open_console, print_table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from normfree.report.page import Page
     from normfree.train.run.run_list import RunList
-    from normfree.train.run.run_page import WatchedRun
+    from normfree.train.run.run_records import WatchedRun
 
 _PAGE_SECONDS = 10.0  # between two writings of the page
 
@@ -145,7 +145,8 @@ def _write_page(found: list[WatchedRun], path: Path) -> None:
 
 
 def _page(found: list[WatchedRun], path: Path) -> Page:
-    from normfree.train.run.run_list import METRICS, drawn_runs, read_lines, run_names, runs_page
+    from normfree.train.run.run_list import drawn_runs, run_names, runs_page
+    from normfree.train.run.run_records import METRICS, read_lines
 
     curves = {}
     for run in drawn_runs(found):
@@ -154,42 +155,3 @@ def _page(found: list[WatchedRun], path: Path) -> Page:
         except (ValueError, OSError):  # damaged since, or without metrics so far
             continue
     return runs_page(found, run_names([run.folder for run in found]), curves, path.absolute().parent)
-
-
-def evaluate_run(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    device: Annotated[str, DEVICE] = "auto",
-    data_dir: Annotated[
-        str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data, if it moved.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plugin: Plugins = None,
-    trust: Trust = False,
-) -> None:
-    """Score the model of a run on its test data.
-
-    For example: normfree evaluate runs/fashion
-    """
-    load_plugins(plugin)
-    from normfree.report.terminal import percent, progress
-    from normfree.train import evaluate, evaluate_translation, read_config
-
-    config = read_config(run)
-    with progress(config.model) as update:
-        found = evaluate(
-            run, device=device, data_dir=data_dir, progress=lambda done: update(done, None, "batches"), trust=trust
-        )
-    with progress("translating") as update:
-        translated = evaluate_translation(
-            run, device=device, data_dir=data_dir, progress=lambda done, total: update(done, total, "sentences")
-        )
-    if as_json:
-        from normfree.files import to_json_values
-
-        plain = found._asdict() | ({} if translated is None else {"bleu": translated._asdict()})
-        typer.echo(json.dumps(to_json_values(plain), allow_nan=False))
-        return
-    what = f"{config.model} ({config.method}) on {config.data}"
-    typer.echo(f"{what}: accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}")
-    if translated is not None:
-        typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")

@@ -1,5 +1,5 @@
 """Compare methods over depths, learning rates and seeds; and the demo."""
 
-from normfree.comparison.sweep import compare
+from normfree.comparison.compare_runs import compare
 
 __all__ = ["compare"]

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normfree.checksums import has_checksum, has_kinds, parse_json, read_limited, read_sealed_json
-from normfree.comparison.comparison import ComparedRun, Comparison, Point
+from normfree.comparison.comparison_result import ComparedRun, Comparison, Point
 from normfree.files import atomic_path, explain_os_errors, write_sealed_json
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table
 from normfree.report.terminal import duration, percent
-from normfree.train.data import PAIRS, TEXT
+from normfree.train.engine.data_interface import PAIRS, TEXT
 
 _NUMBER = int | float
 # The kinds of the values in a stored comparison, which may be forged.

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from normfree.checksums import read_sealed_json
-from normfree.comparison.comparison import Comparison
-from normfree.comparison.run_engine import run_tasks
-from normfree.comparison.sweep import compare, layers
+from normfree.comparison.compare_runs import compare, layers
+from normfree.comparison.comparison_result import Comparison
+from normfree.comparison.run_executor import run_tasks
 from normfree.diagnostics.propagation import propagate
 from normfree.files import explain_os_errors, from_json_values, write_sealed_json
 from normfree.models import build
 from normfree.report.terminal import ProgressCallback
 from normfree.train import TrainConfig, recipe
-from normfree.train.engine.environment import Stop
+from normfree.train.engine.stop_signals import Stop
 
 DESCRIPTIONS = {
     "fixup": "no normalization, Fixup",

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from normfree.comparison.comparison import Point
 from normfree.comparison.comparison_report import curve, levels, panel, table
+from normfree.comparison.comparison_result import Point
 from normfree.comparison.demo import DESCRIPTIONS, SAMPLES, Demo
 from normfree.files import atomic_path, explain_os_errors
 from normfree.report.page import Card, Page, Section, write_page

@@ -21,10 +21,10 @@ from uuid import uuid4
 
 from normfree import __version__
 from normfree.comparison.ray_connection import connected, first_line
-from normfree.comparison.run_engine import Reports, error_sentence
+from normfree.comparison.run_executor import Reports, error_sentence
 from normfree.files import explain_os_errors
 from normfree.report.terminal import duration
-from normfree.train.engine.environment import Stop
+from normfree.train.engine.stop_signals import Stop
 
 T = TypeVar("T")
 _RETRIES = 10  # lost workers that one run survives
@@ -37,7 +37,7 @@ _OLD_PROOF = 3600.0  # seconds after which the proof of a killed driver is remov
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A Ray cluster as an engine of runs.
+    """Executes runs on a Ray cluster.
 
     Attributes:
         address: 'ray://HOST:PORT', or '' for the cluster that Ray finds by RAY_ADDRESS or on this machine. If there is
@@ -45,7 +45,7 @@ class RayCluster:
         shared: The folder of the runs, under the same path on all nodes.
         cpus: CPU cores of each run, and threads of torch.
         gpus: GPUs of each run, or a share of one.
-        lock_seconds: See `RunEngine`.
+        lock_seconds: See `RunExecutor`.
     """
 
     address: str
@@ -62,7 +62,7 @@ class RayCluster:
         stop: Stop,
         on_report: Callable[[Reports], None],
     ) -> Iterator[tuple[int, Any]]:
-        """Run the tasks on the cluster; see `RunEngine`."""
+        """Run the tasks on the cluster; see `RunExecutor`."""
         if not tasks:
             return
         with _shared_proof(self.shared) as proof, connected(self.address):

@@ -2,7 +2,7 @@
 
 from normfree.conversion.changes import Added, Changes, Folding, Removed, Rescaled
 from normfree.conversion.folding.batchnorm import fold_batchnorm
-from normfree.conversion.folding.fold_scalars import fold_
+from normfree.conversion.folding.inference_folding import fold_
 from normfree.conversion.pipeline import convert, convert_
 from normfree.conversion.saving import load_converted, read_plan, save_converted
 

@@ -1,20 +1,15 @@
-"""The records of a conversion or a folding, which a plan carries in `changes`, and plans as plain data."""
+"""The records of a conversion or a folding, which a plan carries in `changes`."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from normfree.models.third_party import describe_error
-from normfree.plan import Branch, Layer, Position, ResidualPlan
 from normfree.report.tables import compact
 
 _MOST_RESCALED = 3  # rescaled parameters that are printed by name
-MOST_REASONS = 6  # reasons in an error or names in a note; a deep network has one per block
 
 
 @dataclass(frozen=True)
@@ -189,87 +184,3 @@ class Folding:
             lines.append(f"{len(self.plain)} reparametrized layers made plain")
         lines += [f"kept {module.name} ({module.kind}): {module.reason}" for module in self.kept]
         return "\n".join(lines)
-
-
-_NESTED: dict[type, dict[str, type]] = {  # the fields of a record that hold records themselves
-    Branch: {"position": Position, "layers": Layer, "shortcut_layers": Layer, "entries": Layer, "ends": Layer},
-    ResidualPlan: {"branches": Branch, "stem": Layer, "body": Layer, "classifier": Layer},
-    Changes: {"removed": Removed, "added": Added, "scaled": Rescaled},
-    Folding: {"folded": FoldedModule, "kept": RemainingModule},
-}
-
-
-def plan_from_json(data: Mapping[str, Any]) -> ResidualPlan:
-    """Read a plan and its changes from the plain data that `ResidualPlan.to_json` returned.
-
-    Raises:
-        ValueError: If the data is not a plan.
-    """
-    try:
-        rest = dict(data)
-        changes = rest.pop("changes", None)
-        if changes is not None:
-            rest["changes"] = _record(Changes if "method" in changes else Folding, changes)
-        plan: ResidualPlan = _record(ResidualPlan, rest)
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"expected a plan as plain data, got something else ({error})") from error
-    return plan
-
-
-def _record(kind: type, data: Mapping[str, Any]) -> Any:
-    """Build a record, and the records inside it, from plain data; lists become tuples again."""
-    nested = _NESTED.get(kind, {})
-    unknown = set(data) - {field.name for field in fields(kind)}
-    if unknown:
-        raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
-    values = {}
-    for name, value in data.items():
-        if isinstance(value, list):
-            values[name] = tuple(_record(nested[name], item) if name in nested else item for item in value)
-        else:
-            values[name] = _record(nested[name], value) if name in nested else value
-    return kind(**values)
-
-
-@contextmanager
-def explained_plan_errors() -> Iterator[None]:
-    """Replace the errors that a plan with wrong names or values causes by one sentence.
-
-    Raises:
-        ValueError: In place of such an error.
-    """
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"expected a stored plan that fits the model, got one that cannot be repeated ({describe_error(error)}); "
-            "save the model again"
-        ) from error
-
-
-def quoted(name: str) -> str:
-    """The name of a module or sum in quotes; the model itself is '(model)'."""
-    return f"'{name}'" if name.partition("#")[0] else f"'(model){name}'"
-
-
-def listed(names: Iterable[str], classes: Mapping[str, str] | None = None) -> str:
-    """The first names, with their classes if given, and the number of the others."""
-    every = list(names)
-    shown = [quoted(name) + (f" ({classes[name]})" if classes else "") for name in every[:MOST_REASONS]]
-    more = f" and {len(every) - MOST_REASONS} more" if len(every) > MOST_REASONS else ""
-    return ", ".join(shown) + more
-
-
-def grouped(reasons: Iterable[str]) -> list[str]:
-    """One of each kind of reason, with the number of the others that differ from it in quoted names only.
-
-    >>> grouped(["'a': no place", "'b': no place", "'c': no bias"])
-    ["'a' (and 1 more): no place", "'c': no bias"]
-    """
-    kinds: dict[str, list[str]] = {}
-    for reason in reasons:
-        kinds.setdefault(re.sub("'[^' ]*'", "''", reason), []).append(reason)
-    return [
-        re.sub("^('[^' ]*')", rf"\1 (and {len(alike) - 1} more)", alike[0]) if len(alike) > 1 else alike[0]
-        for alike in kinds.values()
-    ]

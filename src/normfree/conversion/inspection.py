@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import listed, quoted
+from normfree.conversion.message_text import listed, quoted
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node, tensors_of
@@ -48,8 +48,8 @@ class Inspection:
         norms: The normalizers, each with its class.
         norm_shapes: The shapes of their outputs.
         unknown_norms: The modules whose class is named like a normalizer but is not one that can be removed.
-        tensors_read: The normalizers of which other code reads a parameter or buffer, each with its name. A weight is
-            kept for that code, which usually reads its type.
+        tensors_read: The normalizers whose parameter or buffer is also read by other code, each with the name of that
+            tensor. A weight is kept for such code, which usually reads its dtype.
         overwritten: The normalizers whose output is written to in place.
         several_inputs: The normalizers that are called with more than one tensor.
         functional_norms: The calls of normalizing functions outside of normalizers, by module and function.

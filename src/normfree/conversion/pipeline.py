@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import MOST_REASONS, Added, Changes, Record, Removed, Rescaled, grouped, listed, quoted
+from normfree.conversion.changes import Added, Changes, Record, Removed, Rescaled
+from normfree.conversion.forward_passes import AttemptSucceeded, FoundBy, MethodError, floats_of, model_failed_error
 from normfree.conversion.inspection import NO_SUMS, Inspection, find_norms, inspect_model, plain_base, probing
-from normfree.conversion.model_runs import FoundBy, MethodError, TrialSucceeded, floats_of, model_failed_error
+from normfree.conversion.message_text import MOST_REASONS, grouped, listed, quoted
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
 from normfree.conversion.scalar_placement import UNREACHED, Placement, ScalarStart, add_scalars_, place_scalars
@@ -29,9 +30,9 @@ from normfree.plan import ResidualPlan, remember_plan_
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 _SUGGESTED_METHODS = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv:by=layer")  # in a refusal
-_MOST_PARAMETERS_FOR_TRIALS = 200_000_000  # of a model with which other methods are tried
-_MOST_PARAMETERS_FOR_EXTRA_TRIALS = 50_000_000  # the same, for methods that may be named untested
-_COSTS: dict[FoundBy, int] = {"forward": 2, "backward": 4, "zeros": 7}  # the cost of a trial, in forward passes
+_MOST_PARAMETERS_TO_TRY = 200_000_000  # of a model on which other methods are tried
+_MOST_PARAMETERS_TO_CONFIRM = 50_000_000  # the same, for methods that are recommended even if they were not tried
+_COSTS: dict[FoundBy, int] = {"forward": 2, "backward": 4, "zeros": 7}  # the cost of an attempt, in forward passes
 
 
 def convert(
@@ -87,7 +88,7 @@ def convert_(
     heads: Sequence[str] = (),
     generator: torch.Generator | None = None,
 ) -> ResidualPlan:
-    """Convert a model in place, in five stages.
+    """Convert a model in place, in five steps.
 
     1. Look: find the residual branches and the normalizers, and how the model uses them.
     2. Refuse: raise one error that lists every obstacle, before anything is changed.
@@ -127,9 +128,9 @@ def convert_(
         ) from error
     conversion = _Conversion(model, method, example, inspection, verification)
     try:
-        return _run_stages_(conversion, generator)
+        return _run_steps_(conversion, generator)
     except MethodError as refusal:
-        reason = str(refusal).removesuffix("; use 'fixup' for this model")  # trials tell which methods convert it
+        reason = str(refusal).removesuffix("; use 'fixup' for this model")  # attempts show which methods convert it
         raise ValueError(f"{reason}{_remedy(conversion, refusal.found_by)}") from refusal.__cause__
 
 
@@ -153,7 +154,7 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
             scalars[name, cast(ScalarName, scalar)] = ScalarStart(record.value, record.learnable, record.kind)
     obstacles = {text: remedy for text, remedy in conversion.placed.obstacles.items() if UNREACHED not in text}
     conversion.placed = Placement(scalars, obstacles)  # all multipliers have their values already
-    _run_stages_(conversion, torch.Generator().manual_seed(0))
+    _run_steps_(conversion, torch.Generator().manual_seed(0))
 
 
 @dataclass
@@ -166,7 +167,7 @@ class _Conversion:
         example: The example input.
         inspection: What the inspection of the original found.
         verification: Compares the result with the original. If the original was not run, nothing is compared.
-        trial: The check that decides a trial. A trial leaves the model as it was. None means a real conversion.
+        attempt: The check that decides an attempt, which leaves the model as it was. None: a conversion.
         records: The changes so far.
         notes: Notes on the changes.
         keeps_layers: Whether the method only replaces the normalizers, and leaves weights and sums as they are.
@@ -179,7 +180,7 @@ class _Conversion:
     example: Example
     inspection: Inspection
     verification: Verification
-    trial: FoundBy | None = None
+    attempt: FoundBy | None = None
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -203,16 +204,16 @@ class _Conversion:
         return zeros or getattr(self.method.initializer, "zero_last", False)
 
 
-def _run_stages_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
-    """Run stages 2 to 5. Any error leaves the model as it was; a trial ends in `TrialSucceeded` or another error."""
+def _run_steps_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
+    """Run steps 2 to 5. Any error leaves the model as it was; an attempt always ends in an error."""
     _refuse(conversion)
     with restored_on_error(conversion.model) as as_before:
         conversion.records += replace_layers_(conversion.model, conversion.inspection, conversion.method, generator)
         conversion.records += add_scalars_(conversion.model, conversion.placed.scalars)
         _initialize_(conversion, generator)
         _check_(conversion, as_before)
-        if conversion.trial is not None:
-            raise TrialSucceeded
+        if conversion.attempt is not None:
+            raise AttemptSucceeded
     changes = Changes(
         method=conversion.method.spec,
         removed=tuple(record for record in conversion.records if isinstance(record, Removed)),
@@ -299,8 +300,8 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
     remaining = [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]
     if remaining:
         raise ValueError(f"expected a model without normalization, got {', '.join(remaining)} after the conversion")
-    if conversion.trial == "forward" and conversion.keeps_layers:  # such a method rescales nothing
-        verification.compare(None, conversion.method, conversion.values, as_before, trial="forward")
+    if conversion.attempt == "forward" and conversion.keeps_layers:  # such a method rescales nothing
+        verification.compare(None, conversion.method, conversion.values, as_before, attempt="forward")
         return
     layers = bool(inspection.norms) and not conversion.keeps_layers and not conversion.method.needs_example
     weightless = conversion.placed.weightless
@@ -331,70 +332,68 @@ def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextMana
             f"less than {torch.finfo(kind).eps / 2:.1g}; train float32 parameters under torch.autocast"
         )
     conversion.notes += verification.compare(
-        out, conversion.method, conversion.values, as_before, trial=conversion.trial, growing=scales.growth()
+        out, conversion.method, conversion.values, as_before, attempt=conversion.attempt, growing=scales.growth()
     )
 
 
 def _remedy(conversion: _Conversion, found_by: FoundBy) -> str:
-    """A remedy: standardized data, or the methods that convert the model.
+    """Advice on a refused model: standardize the data, or use one of the methods that convert the model.
 
-    Each method that passes the rules is tried while the limit of passes lasts: forward, or as the obstacle was found.
-    What cannot be tried (limit reached, or a large model) is named untested if the obstacle cannot occur with it:
+    Each method that the rules allow is tried, until the limit of passes is reached. An attempt repeats the passes that
+    found the obstacle, or runs a forward pass only if the obstacle cannot occur with this method:
     - Rules found the obstacle, and they allow this method.
-    - Zeros are the obstacle, and this method sets nothing to zero.
+    - The obstacle is zeros that stay zero, and this method sets nothing to zero.
     - The refused method keeps the original weights, and this method draws new ones.
-    A method that keeps the original weights is never named untested, because rules do not know the scale of these
-    weights. Nor is any method if the data are not standardized, which may be an obstacle to each. The remedy then says
-    that the method was not tried.
+    In these cases a method is recommended even if the limit or the size of the model leaves no pass for it. There are
+    two exceptions: rules do not know the scale of the original weights, so a method that keeps them must be tried; and
+    data of an unusual size may be an obstacle to any method. Such a method is listed as not tried.
     """
     inspection = conversion.inspection
     if remedy := inspection.data_scale_remedy():
         return f"; {remedy}"
     passes, example = conversion.verification.passes, conversion.verification.passes.small
-    trials: dict[str, tuple[bool, int, _Conversion]] = {}  # whether it may be named untested, and the cost
+    attempts: dict[str, tuple[bool, int, _Conversion]] = {}  # whether it needs no attempt, and the cost
     for name in _SUGGESTED_METHODS:
         method = get(name)
         from_data = not inspection.plan.branches and isinstance(example, Tensor)  # lsuv lets deep sums explode
         if method.name == conversion.method.name or (method.needs_example and not from_data):
             continue
-        trial = replace(conversion, method=method, example=example, records=[], notes=[])
+        other = replace(conversion, method=method, example=example, records=[], notes=[])
         try:
-            _refuse(trial)
+            _refuse(other)
         except ValueError:
             continue
-        other = conversion.keeps_layers or (found_by == "zeros" and not trial.starts_at_zero)
-        by_rules = other or found_by == "rules"
-        trial.trial = "forward" if by_rules else found_by
-        may_be_named = by_rules and not trial.keeps_layers and inspection.has_usual_data
-        trials[name] = may_be_named, _COSTS[trial.trial] + method.needs_example, trial
+        avoids = conversion.keeps_layers or found_by == "rules" or (found_by == "zeros" and not other.starts_at_zero)
+        other.attempt = "forward" if avoids else found_by
+        trusted = avoids and not other.keeps_layers and inspection.has_usual_data
+        attempts[name] = trusted, _COSTS[other.attempt] + method.needs_example, other
     usable: list[str] = []
     untried: list[str] = []
-    for name, (may_be_named, cost, trial) in sorted(trials.items(), key=lambda item: item[1][:2]):
-        limit = _MOST_PARAMETERS_FOR_EXTRA_TRIALS if may_be_named else _MOST_PARAMETERS_FOR_TRIALS
+    for name, (trusted, cost, other) in sorted(attempts.items(), key=lambda item: item[1][:2]):
+        limit = _MOST_PARAMETERS_TO_CONFIRM if trusted else _MOST_PARAMETERS_TO_TRY
         if inspection.parameters > limit or not passes.allows(cost):
-            (usable if may_be_named else untried).append(name)
-        elif _converts(trial):
+            (usable if trusted else untried).append(name)
+        elif _converts(other):
             usable.append(name)
     usable, untried = ([name for name in _SUGGESTED_METHODS if name in found] for found in (usable, untried))
     if not usable and not untried:
         others = [name for name in _SUGGESTED_METHODS if get(name).name != conversion.method.name]
-        return f"; none of the other methods converts it ({_list(others, 'and')})"
-    remedy = f"; use {_list(usable, 'or')}" if usable else ""
+        return f"; none of the other methods converts it ({_join(others, 'and')})"
+    remedy = f"; use {_join(usable, 'or')}" if usable else ""
     were = "was" if len(untried) == 1 else "were"
-    return f"{remedy}; {_list(untried, 'and')} {were} not tried" if untried else remedy
+    return f"{remedy}; {_join(untried, 'and')} {were} not tried" if untried else remedy
 
 
-def _list(names: Sequence[str], word: str) -> str:
-    quoted = [f"'{name}'" for name in names]
-    return f" {word} ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]]))
+def _join(names: Sequence[str], word: str) -> str:
+    """Names in a sentence: `'a', 'b' or 'c'`."""
+    *first, last = map(quoted, names)
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
-def _converts(trial: _Conversion) -> bool:
-    """Whether a trial succeeds; it leaves the model as it was."""
+def _converts(attempt: _Conversion) -> bool:
+    """Whether an attempt succeeds; it leaves the model as it was."""
     try:
-        _run_stages_(trial, torch.Generator().manual_seed(0))
-    except TrialSucceeded:
-        return True
-    except Exception:  # whatever the model's own code raises
-        pass
+        _run_steps_(attempt, torch.Generator().manual_seed(0))
+    except Exception as end:  # or whatever the model's own code raises
+        return isinstance(end, AttemptSucceeded)
     return False

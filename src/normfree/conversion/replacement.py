@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Added, Record, Removed, Rescaled, listed
+from normfree.conversion.changes import Added, Record, Removed, Rescaled
+from normfree.conversion.forward_passes import AttemptSucceeded
 from normfree.conversion.inspection import Inspection
-from normfree.conversion.model_runs import TrialSucceeded
+from normfree.conversion.message_text import listed
 from normfree.graph.flow import Flow
 from normfree.methods import Method
 from normfree.nn.model_state import preserve_model_state, restored_on_error, substitute_tensors
@@ -165,12 +166,12 @@ def fixed_weights(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
 
 
 def _can_be_set(module: nn.Module, parameter: str) -> bool:
-    with suppress(TrialSucceeded), restored_on_error(module):
+    with suppress(AttemptSucceeded), restored_on_error(module):
         try:
             set_weight_(module, 2 * getattr(module, parameter).detach(), parameter)
         except ValueError:
             return False
-        raise TrialSucceeded
+        raise AttemptSucceeded
     return True
 
 

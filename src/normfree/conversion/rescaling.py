@@ -1,4 +1,4 @@
-"""Keep the scale of the signal without normalizers: of layers outside the branches, and of branches without weights."""
+"""Keep the scale of the signal without normalizers: rescale layers outside the branches, and weightless branches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Added, Record, Rescaled, listed
+from normfree.conversion.changes import Added, Record, Rescaled
+from normfree.conversion.message_text import listed
 from normfree.graph.experts import same_in_others
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, set_weight_, weight_kind
@@ -41,8 +42,8 @@ class Rescaling:
     Attributes:
         rescaled: A record of each rescaled weight.
         skipped: The weights that were not rescaled, since no module returns just their product with the signal.
-        multipliers: The values of the multipliers of branches without weights, by the names of their parameters.
-        growing: The modules that add a branch without weights, and without a multiplier, and enlarge the signal.
+        multipliers: The values of the multipliers of weightless branches, by the names of their parameters.
+        growing: The modules in which a weightless branch without a multiplier is added and enlarges the signal.
     """
 
     rescaled: list[Rescaled] = field(default_factory=list)

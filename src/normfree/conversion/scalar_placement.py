@@ -1,6 +1,6 @@
 """Give any model the scalars of a method.
 
-Scalars stand around weight layers, or around a block that returns a sum:
+Scalars go to weight layers, or to a block that returns a sum:
 
     x' = c · (a · h(x) + β · f(α · x) + δ)
 
@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from normfree.conversion.changes import Added, quoted
+from normfree.conversion.changes import Added
+from normfree.conversion.message_text import quoted
 from normfree.conversion.rescaling import WeightlessSum
 from normfree.graph.discovery import WeightlessBranch
 from normfree.graph.flow import Flow, Node
@@ -194,15 +195,16 @@ class _Placing:
             self._place_at(layer, "delta", 0.0, True, edge=False)
 
     def _place_at_end(self, branch: Branch, layer: Layer, scalar: ScalarName, value: float, learnable: bool) -> None:
-        """Place a scalar at the end of a branch: at its last layer, or behind the activation that follows it.
+        """Place a scalar at the end of a branch: after its last layer, or after the activation that follows that layer.
 
-        If a method sets the last layer to 0, a multiplier behind an activation starts at 0 in its place. In front of an
-        activation a multiplier acts the same only if it is positive and the activation is a ReLU.
+        If the method sets the last layer to 0, a multiplier after the activation starts at 0 instead, and the layer
+        does not. If no module returns the output of the activation, the multiplier is placed before it: that is the
+        same function if the multiplier is positive and the activation a ReLU.
         """
         if not (layer.nonzero or layer.activated_out):
             self._place_at(layer, scalar, value, learnable)
             return
-        holder, rectified = self._behind_activation(branch)
+        holder, rectified = self._after_activation(branch)
         if holder is not None:
             starts_at_zero = scalar == "beta" and learnable and getattr(self.method.initializer, "zero_last", False)
             starts_at_zero = starts_at_zero and not branch.merges
@@ -225,8 +227,8 @@ class _Placing:
             node = node.users[0] if node.users else None
         return node.name if node is not None and node.is_module else ""
 
-    def _behind_activation(self, branch: Branch) -> tuple[str | None, bool]:
-        """The module, called once, that returns the branch; and whether only ReLUs stand before the sum."""
+    def _after_activation(self, branch: Branch) -> tuple[str | None, bool]:
+        """The module, called once, that returns the branch; and whether all activations before the sum are ReLUs."""
         found = self.additions.get((branch.home, branch.addition), [])
         if not found:
             return None, False
@@ -279,7 +281,7 @@ class _Placing:
             return None
         for name in (layer.name, *_parents(layer.name)):
             if name in self.around_sums:
-                break  # a sum stands inside: more than the branch goes through this module
+                break  # a sum is inside: more than the branch goes through this module
             if self.calls[name] and not self._is_lookup(name):  # an embedding's lookup is a different use
                 return name
         if any((w.module, w.parameter) == (layer.name, layer.parameter) for n in self.flow.nodes for w in n.weights):
@@ -313,7 +315,7 @@ class _Placing:
         """
         home = branch.home
         if not home:
-            return "it stands in the model's own forward pass"
+            return "it is in the model's own forward pass"
         calls = self.flow.calls.get(home, [])
         if len(calls) > 1:
             return "its block runs more than once"

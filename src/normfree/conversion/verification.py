@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from normfree.conversion.forward_passes import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
 from normfree.conversion.inspection import Inspection, whole_block_notes
-from normfree.conversion.model_runs import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
 from normfree.graph.experts import same_in_others
 from normfree.graph.flow import Flow
 from normfree.graph.observer import JOINS, SPLITS, VIEWS
@@ -28,7 +28,7 @@ _SMALL_NOTED, _SMALLEST = 1e-3, 1e-5
 _ALIKE = 1e-3  # samples that differ by less than this part of their difference in the original count as the same
 _FEW_CLASSES = 2.0  # a softmax over two classes is frozen at about this loss above the guess, not at twice log C
 _SAME_VALUES = VIEWS | SPLITS | JOINS | {"identity", "__getitem__"}
-_BEHIND = 3  # a step moves a weight by about 1e-3, so the gradient behind three zeros is about 1e-9 of a usual one
+_ZEROS = 3  # a step moves a weight by about 1e-3, so after three zeros a gradient is about 1e-9 of a usual one
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Verification:
         values: Sequence[Mapping[str, float]],
         as_before: Callable[[], AbstractContextManager[None]],
         *,
-        trial: FoundBy | None = None,
+        attempt: FoundBy | None = None,
         growing: Sequence[str] = (),
     ) -> list[str]:
         """Compare the scale of the outputs, how much they differ between samples, the first loss, and what learns.
@@ -91,8 +91,8 @@ class Verification:
             method: The method.
             values: The initial values of its scalars at each branch.
             as_before: Returns a context in which the model is the original.
-            trial: The check that decides a trial; with 'forward' nothing runs backward. Outside of a trial, each reason
-                names the first module that shows it, which costs another pass.
+            attempt: The check that decides an attempt; with 'forward' nothing runs backward. None: a conversion, whose
+                reasons name the first module that shows them, which costs another pass.
             growing: Notes on sums that enlarge the signal.
 
         Returns:
@@ -103,12 +103,12 @@ class Verification:
         """
         plan, growth = self._inspection.plan, expected_growth(self._inspection.plan, values)
         norm_free = method.kind == "norm-free"
-        goes_on = trial != "forward"
+        goes_on = attempt != "forward"
         with self.passes.forward(graph=goes_on) as run:
             found = self._compare_outputs(run.outputs, out, growth, locate=False)
             goes_on = goes_on and not (found.reasons and norm_free)
             learning = run.learning() if goes_on else None
-        if found.reasons and trial is None:
+        if found.reasons and attempt is None:
             found = self._compare_outputs(run.outputs, out, growth, locate=True)
         if goes_on:
             self._compare_learning(learning, found, as_before)
@@ -162,12 +162,14 @@ class Verification:
     ) -> None:
         """Compare outputs by their root mean squares, and by how much they differ between samples.
 
-        If the original explodes or vanishes, the converted model may repair that, so every scale between the
-        original's and 1 is allowed. If the method lets the variance grow, the output may grow by √growth more.
+        An output is compared with the original's or with 1, the nearer of the two, since the conversion may repair an
+        original that explodes or vanishes. It is refused if it is 10 · √growth times as large or more, or 1e-5 times as
+        large or less; it gets a note beyond 3 times and 1e-3 times. Samples must not become alike: the part of the
+        output by which they differ may not shrink below 1e-3 of the original's.
         """
 
         def place(wrong: Callable[[Tensor], bool]) -> str:
-            return f"from {self.passes.first_module(wrong)} on" if locate else "in a trial"
+            return f"from {self.passes.first_module(wrong)} on" if locate else "in an attempt"
 
         for i, old, new in pairs:
             was, now = _rms(old), _rms(new)
@@ -249,7 +251,7 @@ class Verification:
                 self._learned = run.learning() or {}
         stuck = [name for name in stuck if (self._learned or {}).get(name)]
         if stuck and self.passes.zeros() and self.passes.allows(3):
-            # A ReLU behind a zero may be off for values of one sign only, and the sign is not known before training.
+            # A ReLU after a zero may be off for values of one sign only, and the sign is not known before training.
             with self.passes.forward(sign=-1.0) as run:
                 learned = run.learning(stuck) or {}
             stuck = [name for name in stuck if not learned.get(name)]
@@ -271,7 +273,7 @@ class Verification:
         zeros = [] if stuck else self._stuck_zeros(after, found)
         if zeros:
             stuck = zeros
-            why = "it starts at zero, and so do several layers, one behind another, on every path from it to the output"
+            why = "it starts at zero, and so do several layers, one after another, on every path from it to the output"
             if not self.passes.heads.isdisjoint(zeros):
                 why = (
                     "it starts at zero, and the output layer, which also starts at zero, gets no gradient: its input "
@@ -287,10 +289,10 @@ class Verification:
     def _stuck_zeros(self, learning: Mapping[str, bool], found: _Findings) -> list[str]:
         """The parameters that start at 0 and stay 0, because others that multiply them are 0 as well.
 
-        A zero behind another zero learns one step later, and its gradient is smaller by the size of a step. Behind
-        `_BEHIND` other zeros the gradient is lost in rounding, so the zero counts as stuck. Output layers move first if
-        the model returns their outputs. A model may instead return the square of an output, which has no gradient at
-        0, or a loss of some outputs only.
+        If a zero is multiplied by another one, it learns one step after that, and its gradient is smaller by the size
+        of a step. If it must wait for `_ZEROS` others, the gradient is lost in rounding, so it counts as stuck. Output
+        layers move first if the model returns their outputs. A model may instead return the square of an output, which
+        has no gradient at 0, or a loss of some outputs only.
         """
         waiting = [name for name in self.passes.zeros() if learning.get(name)]
         heads = [name for name in waiting if name in self.passes.heads]
@@ -299,7 +301,7 @@ class Verification:
         if len(moved) == len(waiting):
             return []
         rounds = 0 if direct else -1
-        while waiting and rounds < _BEHIND:
+        while waiting and rounds < _ZEROS:
             if not self.passes.allows(3):
                 found.notes.append(f"whether '{waiting[0]}'{_more(waiting)} learns was not checked, to limit the cost")
                 return []
@@ -336,11 +338,11 @@ def _more(names: Sequence[str]) -> str:
 
 
 def expected_growth(plan: ResidualPlan, values: Sequence[Mapping[str, float]]) -> float:
-    """The factor by which a method lets the variance grow: c²(a² + β²) over all branches, e^4.3 at most for 'hanin'.
+    """The factor by which a method lets the variance grow: the product of c²(a² + β²) over all branches, at most 100.
 
-    `values` are the method's scalars at each branch. A β of 1 counts 0: methods that have it make the weights of the
-    branch small. A sum of whole blocks, x + blocks(x), doubles the signal. The factor is limited to `_LARGE`². An
-    output may be `_LARGE` · √growth times as large as the original's, so at most `_LARGE`² times.
+    `values` are the method's scalars at each branch. A β of 1 counts as 0: with such a method the initial weights, and
+    not β, make the branch small. An outer skip, x + blocks(x), counts as 4, because it doubles the signal. The limit is
+    `_LARGE`² = 100: an output may be `_LARGE` · √growth times as large as the original's, so at most 100 times.
     """
     growth = 1.0
     for branch, present in zip(plan.branches, values, strict=True):

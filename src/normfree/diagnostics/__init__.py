@@ -19,7 +19,7 @@ Read the files of a diagnosis in this order; each calls later ones only:
 
 from normfree.diagnostics.curvature import top_eigenvalue
 from normfree.diagnostics.diagnosis import Diagnosis, diagnose
-from normfree.diagnostics.gradient_bounds import gradient_bounds
+from normfree.diagnostics.homogeneity_bounds import gradient_bounds
 from normfree.diagnostics.monitor import Monitor
 from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.signals import Signal

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ADDITIONS, MATRIX_PRODUCTS, OTHER_SUMS, RECURRENT, REDUCTIONS, VIEWS
-from normfree.graph.residuals import latest_common_ancestor
+from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.methods import Method
 from normfree.methods.method import ONE
 from normfree.nn.weight_layers import WEIGHT_LAYERS, cannot_reparametrize
@@ -113,14 +113,14 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
         if _adds_recurrence(node):
             raise ValueError(
                 f"expected branches that end in a convolution or linear layer, but '{node.home or kind}' adds the "
-                "output of a recurrent layer, which cannot be scaled; put a linear layer behind it"
+                "output of a recurrent layer, which cannot be scaled; put a linear layer after it"
             )
     has_weights = any(p.dim() >= 2 for p in model.parameters())
     if has_weights and (flow.output_is_lost or not any(True for _ in plan.layers())):
         places = [f"{function}() in '{home or kind}'" for home, function in flow.lost] or ["an unknown place"]
         raise ValueError(
             f"expected a model whose output follows from its input by torch functions, but {kind} loses the signal, at "
-            f"{', '.join(places)}, so that no layer was found; keep it in torch there, or convert the part behind it"
+            f"{', '.join(places)}, so that no layer was found; keep it in torch there, or convert the part after it"
         )
 
 
@@ -205,9 +205,10 @@ def supports_conversion(model: nn.Module, plan: ResidualPlan, method: Method) ->
 
 
 def _multiplies(branch: Branch) -> bool:
-    """Whether layers side by side are multiplied with one another, as in attention.
+    """Whether outputs of layers are multiplied with one another, as in attention.
 
-    If they are only added, `depth` is the length of the longest chain of layers, which is less than their number.
+    Every layer then counts in the degree. If several layers read the input and are only added, the longest chain counts
+    alone, so the degree is less than the number of layers.
     """
     side_by_side = len(branch.entries) > 1
-    return branch.depth + side_by_side > sum(not layer.gate for layer in branch.layers)
+    return branch.degree + side_by_side > sum(not layer.gate for layer in branch.layers)

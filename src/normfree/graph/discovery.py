@@ -14,7 +14,7 @@ from torch import nn
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, VIEWS
 from normfree.graph.recorder import record
-from normfree.graph.residuals import (
+from normfree.graph.residual_sums import (
     NonResidualSums,
     ResidualSum,
     latest_common_ancestor,
@@ -31,7 +31,6 @@ Layers = Callable[..., tuple[Layer, ...]]
 # At more levels it would hardly learn.
 _LEVELS = 2
 
-
 # A branch with one of these must not be scaled: x + (q - x).detach() is q, with the gradient of x.
 _EXACT = frozenset({"detach", "embedding"})
 
@@ -41,8 +40,8 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
 
     A sum is residual if both operands depend on a common ancestor; the latest one is the start of the branch. Its
     shortcut is classed as identity, subsample, projection or parallel. A stage ends where the resolution or width of
-    the sums changes, or where a new stream begins. The model is left as it was. Nothing is
-    computed unless the model looks at values: shapes come from meta tensors.
+    the sums changes, or where a new stream begins. The model is left as it was. Nothing is computed unless the model
+    looks at values: shapes come from meta tensors.
 
     Args:
         model: Any model.
@@ -245,9 +244,9 @@ def _are_split(pieces: list[Node]) -> bool:
 def _modulates(layer: Node) -> bool:
     """Whether one vector per sample, the layer's output, multiplies all positions of a signal.
 
-    Such a layer conditions a network on a time or a class. Its output goes straight to a product that is larger than
-    itself. Other layers may read it, too: in some networks the embedding of the time modulates the last layer itself,
-    and all others through one more layer.
+    Such a layer conditions a network on a time or a class. Without another layer between, its output is a factor of a
+    product that has more entries than itself. Other layers may read it, too: in some networks the time embedding is
+    such a factor in the last block, and the input of further layers of this kind in all other blocks.
     """
     seen, stack = {layer}, [layer]
     while stack:
@@ -284,9 +283,9 @@ def _branch(
 
 
 def _nesting(sums: Sequence[ResidualSum]) -> tuple[dict[int, int], list[int]]:
-    """For each sum, the first later sum whose branch contains it, by index; and its depth.
+    """For each sum that a later sum's branch contains, by index, the first such later sum; and the level of each sum.
 
-    The depth is 1 if its branch contains no sum, else 1 more than the largest depth of these sums.
+    The level is 1 if the sum's branch contains no sum, else 1 more than the largest level of the sums in it.
     """
     found: dict[int, int] = {}
     levels = [1] * len(sums)

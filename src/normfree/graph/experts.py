@@ -1,4 +1,4 @@
-"""Experts: modules side by side of which a model chooses some by values, so that an example may leave out others."""
+"""Experts: parallel modules of which a model runs only some, chosen by values; the example may not reach the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from normfree.graph.flow import Flow
 from normfree.plan import Branch, Layer, ResidualPlan
 
 _Place = int | str
-"""Where layers stand in a plan: the index of a branch, or the name of another part."""
+"""The part of a plan that holds a layer: the index of a branch, or the name of another part."""
 
 
 def expert_groups(model: nn.Module, plan: ResidualPlan) -> list[list[str]]:
@@ -43,9 +43,9 @@ def same_in_others(name: str, groups: Sequence[Sequence[str]]) -> Iterator[str]:
 def add_uncalled_experts(
     plan: ResidualPlan, flow: Flow, groups: Sequence[Sequence[str]]
 ) -> tuple[ResidualPlan, list[str]]:
-    """Give a plan the layers of experts that the example did not reach, as those of a called expert stand in it.
+    """Add the layers of experts that the example did not reach, in the places of a called expert's layers.
 
-    The call counts of the flow are completed likewise. Returns the plan and the names of these experts.
+    The call counts of the flow are completed in the same way. Returns the plan and the names of these experts.
     """
     added: list[str] = []
     for group in groups:
@@ -77,7 +77,7 @@ def _with_copies(plan: ResidualPlan, twin: str, names: Sequence[str]) -> Residua
             return branch
         return replace(
             branch,
-            m=branch.depth,
+            m=branch.degree,
             layers=copied(branch.layers),
             entries=copied(branch.entries),
             ends=copied(branch.ends),
@@ -93,7 +93,7 @@ def _with_copies(plan: ResidualPlan, twin: str, names: Sequence[str]) -> Residua
 
 
 def _places(plan: ResidualPlan) -> dict[str, set[_Place]]:
-    """Where the layers of each module stand."""
+    """The parts of the plan that hold layers of each module."""
     found: dict[str, set[_Place]] = {}
     parts: list[tuple[_Place, Sequence[Layer]]] = [(i, branch.layers) for i, branch in enumerate(plan.branches)]
     parts += [("stem", plan.stem), ("body", plan.body), ("classifier", plan.classifier)]

@@ -307,9 +307,9 @@ def _weight(path: str, transposed: bool, function: str) -> Weight:
 def _stored_transposed(
     name: str, args: tuple[Any, ...], operands: Sequence[Tensor], weight: Tensor, turned: bool
 ) -> bool:
-    """Whether the parameter behind `weight` is stored as (in, out).
+    """Whether the parameter that `weight` was made from is stored as (in, out).
 
-    `turned`: whether it was transposed before use.
+    `turned` says whether it was transposed before use.
     """
     if name in TRANSPOSED_CONVOLUTIONS:
         return True

@@ -15,9 +15,10 @@ FAMILIES = tuple(
         "scaled_sums",
         "isograd",
         "fixup",
-        "data_driven",
+        "lsuv",
         "weightnorm",
-        "normalizer_free",
+        "nf_resnets",
+        "dynamic_tanh",
         "transformer_methods",
         "normalized",
     )

@@ -22,11 +22,15 @@ class FixupInit:
     """Initializer of rules 1 and 2: He fan-out × L^(-1/(2m-2)) in the branches, last layers and classifier 0.
 
     Layers that the paper's networks do not have get He fan-out without the factor, as shortcuts do: further layers of
-    the stem, layers between stages, bounded gates, and branches that merge signals. `scale` multiplies the factor;
-    `bounded` also treats the softmax of an attention as a bounded gate. `xavier` draws the branches of a Transformer by
-    Xavier, as the authors. The last layer of a branch is scaled like the others without `zero_last`, and wherever an
-    activation follows it, since a ReLU of 0 has no gradient. Without `zero_classifier` the classifier keeps torch's
-    default.
+    the stem, layers between stages, bounded gates, and branches that merge signals. If an activation follows the last
+    layer of a branch, the layer is scaled like the others instead of set to 0, because a ReLU of 0 has no gradient.
+
+    Args:
+        scale: A further factor of the branches' weights.
+        bounded: Whether the softmax of an attention counts as a bounded gate.
+        xavier: Whether the branches of a Transformer are drawn by Xavier, as in the authors' code.
+        zero_last: Whether the last layer of a branch is 0; else it is scaled like the others.
+        zero_classifier: Whether the classifier is 0; else it keeps torch's default.
     """
 
     scale: float = 1.0
@@ -58,7 +62,7 @@ class FixupInit:
     def _branch_layer_(self, ctx: InitContext, branch: Branch, layer: Layer, *, xavier: bool) -> None:
         """Initialize one layer of a branch."""
         total = len(ctx.plan.branches)
-        covered = any(end.nonzero for end in branch.ends)  # the multiplier behind the activation is the last layer
+        covered = any(end.nonzero for end in branch.ends)  # the multiplier after the activation counts as a layer
         if self.zero_last and layer in branch.ends and not layer.nonzero and not branch.merges:
             ctx.zero_(layer)
         elif layer.gate or branch.merges:
@@ -101,15 +105,16 @@ def fixup(
     A scalar bias precedes every layer and activation.
 
     The paper's ablations are options: `bias=false`; `scale=0.1,bias=false` and `scale=10,bias=false`; `branches=false`.
-    Further options leave out other parts: `multiplier=false` the multiplier of a branch, `zero_classifier=false` the
-    zeros in the classifier, and `zero_last=false` those in the last layer of a branch, which is then scaled like the
-    others (the first option after equation 5). Rule 2 alone is all three with `bias=false`.
+    `multiplier=false` leaves out the multiplier of a branch, and `zero_classifier=false` the zeros in the classifier.
+    `zero_last=false` scales the last layer of a branch like the others instead of setting it to 0 (the first option
+    after equation 5). These three with `bias=false` are rule 2 alone.
+
     `scalar_lr` is the learning rate of the scalars, relative to that of the weights. `auto` is as in the authors' code:
     a tenth, but 1 in a Transformer. Use `10/L` from 1,000 layers on: the biases all move together and would change the
     output by Θ(ηL).
 
-    The biases of weight layers, which in Fixup's ResNets is the classifier's alone, learn at the scalars' rate as well,
-    as in the authors' parameter groups. With `slow_biases=false` they learn at the weights' rate, as in release 0.1.
+    The biases of weight layers learn at the scalars' rate, too, as in the authors' parameter groups. In Fixup's ResNets
+    that is only the classifier's bias. With `slow_biases=false` they learn at the weights' rate, as in release 0.1.
 
     Transformers are those of the authors' code. Linear layers have no bias vectors (footnote 3). A branch has a scalar
     bias at its entry and a β; a feed-forward branch also has a scalar bias before and after the activation; no δ
@@ -154,9 +159,10 @@ def fixup(
 def fixup_bounded(*, scalar_lr: str = "auto", transformer: str = "authors") -> Method:
     """`fixup` with m = 2 for attention: values × L^(-1/2), queries and keys without a factor.
 
-    Fixup needs the input of a branch's last layer to shrink as L^(-1/2). With m = 4, query, key and value × L^(-1/6)
-    would achieve this if they were multiplied with one another. But the softmax is bounded, so the output layer sees
-    the scale of the values alone, and one step changes the function by Θ(η·L^(2/3)).
+    By Fixup's equation 5, the input of a branch's last layer must shrink as L^(-1/2). With m = 4, Fixup scales query,
+    key and value by L^(-1/6) each; their product would shrink as L^(-1/2). But an attention does not multiply the
+    three: the softmax bounds the product of query and key. So the input of the output layer shrinks with the values
+    alone, as L^(-1/6), and one step changes the function by Θ(η·L^(2/3)).
 
     The options are those of `fixup`.
 
@@ -228,9 +234,9 @@ def _split(plan: ResidualPlan) -> TransformerStacks | None:
 
 
 def linear_part(branch: Branch, layer: Layer, weight: Tensor) -> Tensor:
-    """Return the rows of a layer's weight that enter the output linearly: all but those of queries and keys.
+    """Return the rows of a layer's weight on which the output depends linearly: all but those of queries and keys.
 
-    An attention's layers are assumed to run in the order query, key, value, output; or one layer holds query, key and
+    The layers of an attention must run in the order query, key, value, output, or one layer must hold query, key and
     value as three parts.
     """
     if branch.depth != ATTENTION or layer in branch.ends:

@@ -204,7 +204,7 @@ def initialize_(
         method: A method, or its name with options, such as `"hanin:r=0.8"`.
         plan: The residual branches of the model. The default is the plan that the model remembers from its
             conversion or construction; for any other, pass the one from `discover`.
-        example: A batch of inputs, for data-driven methods such as `"lsuv"`.
+        example: A batch of inputs, for data-dependent methods such as `"lsuv"`.
         generator: The source of all draws, so that one seed gives the same weights on any device. The default is
             torch's global generator.
         restore: Whether an error leaves the model unchanged; this copies every weight first.
@@ -281,7 +281,7 @@ def _check_added_scalars(ctx: InitContext, method: Method) -> None:
 
 
 def check_example(ctx: InitContext, method: Method) -> None:
-    """Raise if a data-driven method lacks a usable batch, or if the model has layers that it cannot measure."""
+    """Raise if a data-dependent method lacks a usable batch, or if the model has layers that it cannot measure."""
     if not method.needs_example:
         return
     if ctx.example is None:

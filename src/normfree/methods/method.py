@@ -130,10 +130,11 @@ class Method:
         summary: One line about the method.
         paper: The papers of this project that use it, or "none".
         reference: Section and equation of the source.
-        weights: The weight layers and their initialization, as text for the method table.
+        weights: The weight layers and their initialization, as text for the table of methods. The fields `weight` and
+            `initializer` set the behaviour.
         initializer: The function that writes the weights of a model, given an `InitContext`.
         kind: Whether it is a plain initialization, a norm-free method, or a normalized network for comparison.
-        h: The shortcut, as text for the method table.
+        h: The shortcut, as text for the table of methods. The fields `shortcut` and `shortcut_reads` set the behaviour.
         rule: The scalars of the residual equation.
         form: The block form that the method was designed for; None takes the model's.
         forms: The block forms that it works with.

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import torch
 
 from normfree.errors import unknown_name
-from normfree.methods.data_driven import calibrate_
 from normfree.methods.initialize import InitContext
+from normfree.methods.lsuv import calibrate_
 from normfree.methods.method import Law, Method, Rule, register
 from normfree.methods.plain import draw_normal_
 from normfree.nn.normalizers import OmittedActivation

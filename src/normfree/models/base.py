@@ -1,4 +1,4 @@
-"""The base classes of the models, `BlockBuilder`, which makes the modules of a method, and `ResNetShape`.
+"""The base classes of the models, and `BlockBuilder`, which makes the modules of a method.
 
 A branch is always layer (activation, layer)…; the block form only sets the position of the activation around it.
 
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from normfree.methods import Form, Law, Method, Skip
 from normfree.nn.normalizers import ACTIVATION_TYPES, OmittedActivation, activation, normalizer
 from normfree.nn.residual import Residual, SubsamplePad
-from normfree.nn.scalar_folding import Stream
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.training_scalar_folding import Stream
 from normfree.nn.weight_layers import LINEARS, WEIGHT_LAYERS, convolution
 from normfree.plan import Branch, Layer, Position, ResidualPlan, ShortcutKind, positions
 
@@ -279,57 +279,6 @@ class Network(BaseModel):
         _, activated = sequence_layers("head", self.head, activated)
         classifier, _ = sequence_layers("classifier", self.classifier, activated)
         return ResidualPlan(stem=stem, body=body, classifier=classifier)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResNetShape:
-    """The stages, widths, kernels and stem of a residual network.
-
-    A block in a stage of width w has the branch widths in → w… → w·expansion. The first block of every stage but the
-    first has stride 2. Where the shape changes, the shortcut is a convolution, or with `option_a` subsampling and zero
-    channels.
-    """
-
-    blocks: tuple[int, ...]
-    widths: tuple[int, ...]
-    stem_width: int
-    kernels: tuple[int, ...] = (3, 3)
-    expansion: int = 1
-    strided_layer: int = 0
-    stem_kernel: int = 3
-    stem_stride: int = 1
-    stem_pool: bool = False
-    stem_activated: bool = True
-    option_a: bool = False
-    spatial: bool = True
-
-    def build(self, config: ModelConfig) -> Network:
-        """Build the network; its parameters are not initialized."""
-        builder = BlockBuilder(config.method, config.form, self.spatial, config.padding_mode)
-        width, blocks = self.stem_width, []
-        for stage, (count, base) in enumerate(zip(self.blocks, self.widths, strict=True)):
-            for i in range(count):
-                widths = [width, *[base] * (len(self.kernels) - 1), base * self.expansion]
-                stride = 2 if self.spatial and stage > 0 and i == 0 else 1
-                blocks.append((stage, widths, stride, i == 0 and (stride == 2 or widths[-1] != width)))
-                width = widths[-1]
-        stages = [nn.Sequential() for _ in self.blocks]
-        placed = positions(self.blocks, [changes_shape for *_, changes_shape in blocks])
-        for (stage, widths, stride, _), position in zip(blocks, placed, strict=True):
-            stages[stage].append(
-                builder.block(
-                    widths, self.kernels, position, stride=stride, strided=self.strided_layer, option_a=self.option_a
-                )
-            )
-        stem = builder.stem(
-            config.input_shape[0],
-            self.stem_width,
-            self.stem_kernel,
-            self.stem_stride,
-            activated=self.stem_activated,
-            pool=self.stem_pool,
-        )
-        return Network(stem, nn.Sequential(*stages), builder.head(width), width, config)
 
 
 def _leaves(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

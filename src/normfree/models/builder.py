@@ -12,9 +12,9 @@ from normfree.errors import unknown_name
 from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
 from normfree.methods.method import RESIDUAL_SUMS
 from normfree.models.base import ModelConfig, Network, Padding
-from normfree.models.families import Family, find_family
+from normfree.models.model_names import Family, find_family
 from normfree.nn.attention import SPECIAL, VOCABULARY
-from normfree.nn.devices import require_memory
+from normfree.nn.device_memory import require_memory
 
 CLASSES = 10
 DROPOUT = 0.1  # the defaults of `build`
@@ -62,7 +62,7 @@ def build(
             predicts tokens, with one matrix for input and output, else 1000.
         dropout: The dropout probability of sequence models, by default 0.1.
         inner_dropout: That between the layers of a feed-forward branch, by default `dropout`.
-        example: A batch of inputs. Data-driven methods need it; it sets `in_channels` and `size`.
+        example: A batch of inputs. Data-dependent methods need it; it sets `in_channels` and `size`.
         generator: The source of all draws; the default is torch's global generator.
         device: The device of the model. With `"meta"` nothing is initialized; call `to_empty` and `initialize_` later.
         dtype: The dtype of the parameters.
@@ -138,15 +138,15 @@ def _fitting_form(family: Family, name: str, method: Method, given: Form | None)
     if chosen not in FORMS:
         raise unknown_name("block form", chosen, FORMS)
     if family.skip not in method.skips:
-        allowed = [
-            m.name for m in map(get, names()) if family.skip in m.skips and (family.spatial or not m.spatial_only)
-        ]
         raise ValueError(
             f"method '{method.name}' does not admit model '{name}', whose skip connections are '{family.skip}'; "
-            f"expected one of: {', '.join(allowed)}"
+            f"expected one of: {_methods_of(family)}"
         )
     if method.spatial_only and not family.spatial:
-        raise ValueError(f"method '{method.name}' expects images, but model '{name}' works on vectors; use 'layernorm'")
+        raise ValueError(
+            f"method '{method.name}' expects images, but model '{name}' works on vectors; "
+            f"expected one of: {_methods_of(family)}"
+        )
     if family.skip not in RESIDUAL_SUMS:
         if given not in (None, family.form):
             raise ValueError(
@@ -163,6 +163,12 @@ def _fitting_form(family: Family, name: str, method: Method, given: Form | None)
             f"method '{method.name}' does not admit the block form '{given}'; expected {' or '.join(method.forms)}"
         )
     return chosen
+
+
+def _methods_of(family: Family) -> str:
+    """Return the names of the methods that fit the models of a family."""
+    fitting = (m for m in map(get, names()) if family.skip in m.skips and (family.spatial or not m.spatial_only))
+    return ", ".join(m.name for m in fitting)
 
 
 def _input_shape(family: Family, in_channels: int, size: int | None, example: Batch | None) -> tuple[int, ...]:

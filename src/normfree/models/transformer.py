@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from normfree.models.base import BaseModel, BlockBuilder, ModelConfig, NamedModules, named_sequential, sequence_layers
 from normfree.nn.attention import Attention, KeyValueCache, TokenEmbedding, real_positions
 from normfree.nn.residual import Residual
-from normfree.nn.scalar_folding import Stream
 from normfree.nn.scalars import ScalarMultiplier
+from normfree.nn.training_scalar_folding import Stream
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 

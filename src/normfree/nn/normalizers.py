@@ -66,41 +66,24 @@ def normalizer(name: NormName, channels: int, *, spatial: bool = True, tokens: b
     Raises:
         ValueError: If the name is unknown, or if the normalizer does not fit the inputs.
     """
+    kind = "tokens (N, T, C)" if tokens else "images (N, C, H, W)" if spatial else "vectors (N, C)"
+    makers: dict[str, Callable[[int], nn.Module]] = {
+        "batch": nn.BatchNorm2d if spatial else nn.BatchNorm1d,
+        "layer": lambda channels: nn.GroupNorm(1, channels),
+        "group": _group_norm,
+        "tanh": lambda channels: DynamicTanh(channels, dim=1),
+    }
     if tokens:
-        return _token_normalizer(name, channels)
-    match name:
-        case "batch":
-            return nn.BatchNorm2d(channels) if spatial else nn.BatchNorm1d(channels)
-        case "layer":
-            return nn.GroupNorm(1, channels)
-        case "group":
-            groups = max(g for g in range(1, 33) if channels % g == 0 and (g == 1 or channels // g >= 4))
-            return nn.GroupNorm(groups, channels)
-        case "tanh":
-            return DynamicTanh(channels, dim=1)
-        case "instance" if spatial:
-            return nn.InstanceNorm2d(channels, affine=True)
-        case "instance":
-            raise ValueError(
-                "instance norm expects images (N, C, H, W), got vectors (N, C), which it would set to zero; "
-                "use layer or group norm"
-            )
-        case "rms":
-            raise ValueError("RMS norm expects tokens (N, T, C), got images or vectors; use layer or group norm")
-    raise ValueError(f"expected a normalizer, got '{name}'; use one of batch, layer, group, instance, tanh")
+        makers = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "tanh": DynamicTanh}
+    elif spatial:
+        makers["instance"] = lambda channels: nn.InstanceNorm2d(channels, affine=True)  # it would set vectors to zero
+    if name not in makers:
+        raise ValueError(f"expected a normalizer of {kind}, got '{name}'; use one of {', '.join(makers)}")
+    return makers[name](channels)
 
 
-def _token_normalizer(name: NormName, channels: int) -> nn.Module:
-    match name:
-        case "layer":
-            return nn.LayerNorm(channels)
-        case "rms":
-            return nn.RMSNorm(channels)
-        case "tanh":
-            return DynamicTanh(channels)
-    raise ValueError(
-        f"expected a normalizer of tokens, got '{name}', which mixes positions; use one of layer, rms, tanh"
-    )
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(max(g for g in range(1, 33) if channels % g == 0 and (g == 1 or channels // g >= 4)), channels)
 
 
 class DynamicTanh(OneElementScalars):

@@ -25,7 +25,7 @@ class Residual(nn.Module):
     Shapes: x is (N, C, …) or (N, T, C); branch and shortcut have the same output shape.
 
     The sum keeps the dtype of its operands unless `stream_dtype` is set; see `set_precision_`. With `beta_in_weight`, β
-    is already in the weight of the branch's last layer; see `normfree.nn.scalar_folding`.
+    is already in the weight of the branch's last layer; see `normfree.nn.training_scalar_folding`.
 
     Args:
         branch: f.

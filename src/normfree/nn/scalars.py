@@ -98,7 +98,7 @@ class ScalarBias(_Scalar):
     >>> ScalarBias(0.5)(torch.zeros(2))
     tensor([0.5000, 0.5000], grad_fn=<AddBackward0>)
 
-    Scalar folding (`normfree.nn.scalar_folding`) sets `folded` and `moved`. A folded bias adds nothing, because
+    `normfree.nn.training_scalar_folding` sets `folded` and `moved`. A folded bias adds nothing, because
     the layers that read it contain it. `moved` is the sum of the δ moved into this bias; it is added too.
     """
 
@@ -133,15 +133,20 @@ class ScalarMultiplier(_Scalar):
 
 
 ScalarName = Literal["alpha", "shift", "beta", "delta", "skip"]
+"""The scalars of a module, which are keys of stored weights and so keep their names.
+
+In p(c · (a · h(s) + β · f(e(α · x)) + δ)), `alpha` is α, `shift` the bias at the entry e, `skip` is a and `delta` is δ.
+`beta` is β if the module is a branch, and c if the module returns the sum.
+"""
 SCALARS: tuple[ScalarName, ...] = ("alpha", "shift", "beta", "delta", "skip")
 
 
 class ScaledModule(OneElementScalars):
     """β · (f(α · x + b) + (a - 1) · x) + δ around the forward pass f of a module.
 
-    `shift` is b and `skip` is a. An absent scalar is None and costs nothing. With several inputs, the signals are
-    scaled (query, key and value of an attention). With several outputs, only the first is. `skip` multiplies
-    the shortcut x of a module that returns x plus its branch.
+    `shift` is b and `skip` is a; see `ScalarName`. An absent scalar is None and costs nothing. With several inputs, the
+    signals are scaled (query, key and value of an attention). With several outputs, only the first is. `skip`
+    multiplies the shortcut x of a module that returns x plus its branch.
     """
 
     alpha: Tensor | None
@@ -210,11 +215,12 @@ class ScaledConvolution(ScaledModule):
 
         β · (W * (α · x + b) + v) + δ = (α · β · W) * x + β · (v + b · ΣW) + δ
 
-    The left side keeps α · x + b for the gradient of W, and the layer's output for that of β. The right side keeps x
-    alone. A layer that pads with zeros has its b before it, because the zeros have no bias.
+    The left side stores α · x + b for the gradient of W, and the layer's output for the gradient of β. The right side
+    stores only x, so it is the default. A layer that pads with zeros adds b to its input, because the zeros have no
+    bias.
 
-    To scale a weight costs little, because a convolution uses it at every position of every image. The left side is
-    computed for so few positions that the weight is larger than the input, unless the layer is compiled.
+    Scaling the weight is cheap as long as the weight is smaller than the input. If it is larger, the left side is
+    computed, unless the layer is compiled.
     """
 
     weight: Tensor

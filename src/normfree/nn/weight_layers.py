@@ -155,7 +155,12 @@ def stacked_weight(kind: WeightKind, weight: Tensor, gain: Tensor) -> Tensor:
         kind: Their reparametrization.
         weight: Their weights, (layers, outputs, …).
         gain: Their gains, (layers, outputs, 1, …).
+
+    Raises:
+        ValueError: If layers of this kind have no gain per row.
     """
+    if kind not in ("weight_norm", "standardized"):
+        raise ValueError(f"expected layers of the kind weight_norm or standardized to stack, got '{kind}'")
     rows: Any = _Rows(weight.flatten(0, 1), gain.flatten(0, 1))
     layer: Any = _WeightNorm if kind == "weight_norm" else _Standardized
     out: Tensor = layer.effective_weight(rows)

@@ -1,8 +1,7 @@
 """Master weights: the parameters of a model as one float32 vector, beside the weights used in forward and backward.
 
 A training step then costs a few kernels at any depth: the update, the moving average, the norm of the gradient and its
-reduction over processes are one operation on a vector each. `UpdateRule` is the update: SGD with momentum, Adam or
-AdamW. It reads and writes tensors only, so that a step can be compiled and captured in a CUDA graph.
+reduction over processes are one operation on a vector each. The update is an `UpdateRule`.
 """
 
 from __future__ import annotations
@@ -10,19 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.models.base import BaseModel
-from normfree.nn.scalar_folding import (
+from normfree.nn.training_scalar_folding import (
     FoldableLayer,
     LayerKind,
     ParameterSlot,
     ScalarFolding,
     foldable_layers,
 )
+from normfree.optim.update_rules import UpdateRule as UpdateRule  # some callers import it from here
 
 _HALF = {torch.bfloat16, torch.float16}
 _ALIGNMENT = 64  # elements; tensor cores need their operands at such addresses
@@ -41,10 +41,11 @@ class Group:
 class MasterWeights:
     """Float32 masters of a model's parameters and their gradient, each one vector.
 
-    A float32 parameter becomes a view of the master vector. A parameter in half precision becomes a view of a second
-    vector, the compute vector, which `copy_to_model_` refreshes. Learnable scalars around a layer in half precision are
-    folded into it; see `normfree.nn.scalar_folding`. Parameters that need no gradient are not part of the vectors;
-    see `frozen`.
+    The *master vector* holds the float32 values of all parameters that learn; a float32 parameter becomes a view of it.
+    The *compute vector* holds the values in half precision that forward and backward use; a parameter in half precision
+    becomes a view of it, and `copy_to_model_` refreshes it. Learnable scalars around a layer in half precision are
+    folded into the layer; see `normfree.nn.training_scalar_folding`. Parameters that need no gradient are not part of
+    the vectors; see `frozen`.
 
     Float32 parameters of one shape can be adjacent in the vectors as a stack. `stacks` holds the stacks as tensors that
     learn in place of their parameters: a pass that reads a stack instead of hundreds of parameters costs a few kernels.
@@ -203,7 +204,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def unfold_gradients_(self) -> None:
-        """Turn the gradient of the published weights into that of the masters."""
+        """Turn the gradient of the folded weights into that of the master vector."""
         if self._folding is not None:
             self._folding.unfold_gradients_(self.values, self.gradient)
 
@@ -254,82 +255,3 @@ def _stack(vector: Tensor, start: int, count: int, shape: torch.Size) -> Tensor:
     """View `count` adjacent parameters of one shape as (count, *shape); the first begins at `start`."""
     size = _padded_size(shape.numel())
     return vector[start : start + count * size].view(count, size)[:, : shape.numel()].view(count, *shape)
-
-
-OptimizerName = Literal["sgd", "adam", "adamw"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateRule:
-    """An optimizer with its hyperparameters.
-
-    The learning rate and the flag `alive` are tensors without dimensions. If a run is not alive, an update changes
-    nothing, so its last good state is kept.
-    """
-
-    name: OptimizerName = "sgd"
-    momentum: float = 0.9
-    nesterov: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    @property
-    def num_states(self) -> int:
-        """The number of state vectors of the optimizer."""
-        return 2 if self.name != "sgd" else 1 if self.momentum else 0
-
-    def update_(
-        self,
-        values: Tensor,
-        gradient: Tensor,
-        state: list[Tensor],
-        *,
-        lr: Tensor,
-        weight_decay: float,
-        step: Tensor,
-        alive: Tensor,
-    ) -> None:
-        """Update `values` and `state` in place; if not `alive`, change nothing.
-
-        Args:
-            values: The parameters.
-            gradient: Their gradient.
-            state: The state vectors; as many as `num_states`.
-            lr: The learning rate.
-            weight_decay: The weight decay.
-            step: The number of the step, from 1.
-            alive: Whether the run's loss and gradients have been finite so far.
-        """
-        # Without a device to wait for, reading the flag is faster than computing with it.
-        readable = values.device.type == "cpu" and not torch.compiler.is_compiling()
-        if readable and not alive:
-            return
-        rule = self._adam if self.name != "sgd" else self._sgd
-        updated = rule(values, gradient, state, lr, weight_decay, step)
-        for old, new in zip((values, *state), updated, strict=True):
-            old.copy_(new if readable else torch.where(alive, new, old))
-
-    def _sgd(
-        self, w: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, weight_decay: float, step: Tensor
-    ) -> tuple[Tensor, ...]:
-        """v' = μ·v + g + λ·w;  w' = w - η·v', or w - η·(g + λ·w + μ·v') with Nesterov."""
-        g = g + weight_decay * w if weight_decay else g
-        if not state:
-            return (w - lr * g,)
-        v = (self.momentum * state[0]).add_(g)
-        step = lr * (g + self.momentum * v if self.nesterov else v)
-        return step.neg_().add_(w), v  # in place, because memory for a new vector costs more than the arithmetic
-
-    def _adam(
-        self, w: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, weight_decay: float, step: Tensor
-    ) -> tuple[Tensor, ...]:
-        """m' = β₁m + (1-β₁)g;  v' = β₂v + (1-β₂)g²;  w' = w - η · m̂/(√v̂ + ε); AdamW decays w, Adam adds λ·w to g."""
-        if self.name == "adam":
-            g = g + weight_decay * w if weight_decay else g
-        else:
-            w = w * (1 - lr * weight_decay)
-        one, two = self.betas
-        m = one * state[0] + (1 - one) * g
-        v = two * state[1] + (1 - two) * g * g
-        size = (v / (1 - two**step)).sqrt() + self.eps
-        return w - lr * (m / (1 - one**step)) / size, m, v

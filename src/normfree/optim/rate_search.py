@@ -20,7 +20,7 @@ from torch import nn
 
 from normfree.diagnostics.propagation import Loss
 from normfree.methods import Method
-from normfree.models.model_arguments import to_device
+from normfree.models.model_and_inputs import to_device
 from normfree.nn.model_state import preserve_model_state
 from normfree.optim.groups import param_groups
 from normfree.optim.rate_trials import (
@@ -47,15 +47,15 @@ class RateSearch:
     Attributes:
         suggestion: The learning rate of the weights. `check` steps at this rate lowered the loss for every order of
             the batches.
-        interval: From the lowest of the suggestion and the proposals to the highest proposal, plus one grid step on
-            either side. It shows how far the order of the batches moves the number. It is no confidence interval, and a
-            longer training may need another rate.
+        interval: From the lowest to the highest rate among the suggestion and the proposals of all runs, widened by one
+            step of `rates` on either side. It shows how much the order of the batches changes the result. It is no
+            confidence interval, and a longer training may need another rate.
         diverged: The rate at which each run diverged, ∞ if it did not.
         bounds: 2·(1 + μ)/λ for a few batches, the rate above which the quadratic approximation of the loss at the
             start diverges; empty if it was not measured.
         rates: The rates of the range test.
-        losses: The losses of each run at these rates, as far as the run went; differences between the batches at the
-            start are taken out.
+        losses: The losses of each run at these rates, up to the rate at which the run ended. From each loss, the
+            batch's initial loss is subtracted and the mean initial loss added.
         before: The mean loss over the batches at the start.
         after: That loss after `check` steps at the suggested rate, for each order of the batches.
         check: The number of these steps.

@@ -1,4 +1,4 @@
-"""The parts of a search for a learning rate: test runs that restore the weights, proposals, checks and bounds."""
+"""The steps of a search for a learning rate: test runs that restore the weights, proposals, checks and bounds."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from normfree.diagnostics.propagation import Loss
 from normfree.nn.model_state import call_arguments
 from normfree.nn.sharding import is_sharded
 from normfree.optim.clipping import agc_parameters, clip_grad_agc_
+from normfree.optim.update_rules import OptimizerName
 from normfree.report.tables import compact
 
 Groups = list[dict[str, Any]]
@@ -25,7 +26,7 @@ _SMOOTH = 0.8  # the weight of the past in the average of losses
 _FAR = 3.0  # a run has diverged when its loss is this many times the highest first loss above that
 _HALVINGS = 16
 
-OPTIMIZERS: dict[str, Callable[[float], MakeOptimizer]] = {
+OPTIMIZERS: dict[OptimizerName, Callable[[float], MakeOptimizer]] = {
     "sgd": lambda momentum: lambda groups: torch.optim.SGD(groups, momentum=momentum),
     "adam": lambda momentum: lambda groups: torch.optim.Adam(groups),
     "adamw": lambda momentum: lambda groups: torch.optim.AdamW(groups),

@@ -12,8 +12,8 @@ _HOMES = {
     "RunResult": "run.result",
     "Snapshot": "run.result",
     "TrainConfig": "config",
-    "evaluate": "run.loading",
-    "evaluate_translation": "run.loading",
+    "evaluate": "run.evaluation",
+    "evaluate_translation": "run.evaluation",
     "fit": "engine.loop",
     "load": "run.loading",
     "read_config": "run.loading",
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from normfree.train.config import TrainConfig
     from normfree.train.engine.loop import fit
     from normfree.train.recipes import Recipe, recipe
-    from normfree.train.run.loading import evaluate, evaluate_translation, load, read_config
+    from normfree.train.run.evaluation import evaluate, evaluate_translation
+    from normfree.train.run.loading import load, read_config
     from normfree.train.run.result import RunResult, Snapshot
     from normfree.train.run.run_folder import RunFolder
 

@@ -52,17 +52,13 @@ class TrainConfig:
         "not to be empty",
     )
     form: Literal["post", "pre", "linear"] | None = setting(
-        None, "the block form; none for the method's or model's own"
+        None, "activation after the sum (post), at the branch's entry (pre) or nowhere (linear); none: the model's own"
     )
     dropout: float = setting(
-        0.0,
-        "dropout probability in Transformers: embeddings, branch outputs, feed-forward layers",
-        "at least 0 and below 1",
+        0.0, "dropout in Transformers: of embeddings, branch outputs and feed-forward layers", "at least 0 and below 1"
     )
     inner_dropout: float | None = setting(
-        None,
-        "dropout probability between the layers of a feed-forward branch; none for that of `dropout`",
-        "at least 0 and below 1",
+        None, "dropout between the layers of a feed-forward branch; none: as `dropout`", "at least 0 and below 1"
     )
 
     # Data
@@ -85,19 +81,19 @@ class TrainConfig:
     epochs: int = setting(10, "passes over the training data", "at least 0 and at most 100 million")
     batch_size: int = setting(
         128,
-        "images per step over all processes and micro-batches; for pairs, the maximum number of tokens; for text, the "
-        "number of blocks",
+        "images per step, over all processes and micro-batches; for data pairs:… the maximum number of tokens, for "
+        "text:… the number of blocks",
         "at least 1",
     )
     accumulate: int = setting(1, "micro-batches that each batch is split into", "at least 1")
     eval_batch_size: int = setting(1000, "images per batch in evaluation", "at least 1")
-    block: int = setting(128, "tokens per block of running text; a batch has `batch_size` blocks", "at least 1")
-    beam: int = setting(5, "hypotheses per sentence in translation", "at least 1")
+    block: int = setting(128, "sequence length of a language model: tokens per block of the text", "at least 1")
+    beam: int = setting(5, "beam size in translation", "at least 1")
     length_penalty: float = setting(1.0, "the length penalty of beam search; 0 favours short translations")
 
     # Optimizer
     optimizer: Literal["sgd", "adam", "adamw"] = setting(
-        "sgd", "SGD, Adam (L2 in the gradient) or AdamW (decoupled decay)"
+        "sgd", "SGD, Adam (weight decay as an L2 term of the loss) or AdamW (decoupled weight decay)"
     )
     lr: float = setting(
         0.1, "the learning rate of the weights; the method sets that of scalars relative to it", "above 0"
@@ -111,7 +107,7 @@ class TrainConfig:
         0.0, "the share of a label that is spread over all classes", "at least 0 and below 1"
     )
     clip: Literal["none", "agc", "norm"] = setting("none", "clip gradients per output unit (AGC) or by their norm")
-    clip_at: float = setting(0.01, "the largest ratio of norms (AGC) or the largest norm", "above 0")
+    clip_at: float = setting(0.01, "the largest ratio of gradient to weight norm (AGC), or the largest norm", "above 0")
     ema: float = setting(
         0.0,
         "the decay of the moving average of the weights, which is evaluated in their place; 0 for none",
@@ -128,7 +124,7 @@ class TrainConfig:
         "as rising fractions of the run between 0 and 1",
         remedy="divide each epoch by the total number of epochs",
     )
-    decay: float = setting(0.1, "the factor of each drop of a step schedule", "above 0 and at most 1")
+    decay: float = setting(0.1, "learning-rate decay of a step schedule: its factor (gamma)", "above 0 and at most 1")
     cosine_by: Literal["step", "epoch"] = setting("step", "whether a cosine schedule falls every step or every epoch")
     warmup: float = setting(0.0, "the length of the warm-up, in the unit `warmup_in`", "at least 0")
     warmup_in: Literal["epochs", "steps"] = setting("epochs", "the unit of `warmup`")
@@ -136,19 +132,20 @@ class TrainConfig:
 
     # Arithmetic and speed; `resolved` sets the open ones: fast settings on a GPU, plain ones on a CPU
     precision: Literal["auto", "float32", "bf16", "mixed"] = setting(
-        "auto", "bf16: all weight layers in bf16; mixed: the residual stream stays in float32"
+        "auto",
+        "bf16: all weight layers in bf16; mixed: but the residual stream in float32; auto: float32 on a CPU",
     )
     channels_last: bool | None = setting(None, "keep images and weights with their channels last")
-    compile: bool | None = setting(None, "compile the blocks")
+    compile: bool | None = setting(None, "compile the blocks with torch.compile")
     graph: bool | None = setting(None, "capture a step in one CUDA graph")
     kernels: Literal["auto", "stage", "compiled"] = setting(
         "auto",
         "auto: the stage kernels where they apply (docs/kernels.md); stage: an error if they apply nowhere; compiled: "
         "torch.compile alone",
     )
-    region: int = setting(1, "blocks per compiled region", "at least 1")
+    region: int = setting(1, "consecutive blocks that torch.compile compiles as one program", "at least 1")
     recompute: int = setting(
-        0, "compiled regions per segment that the backward pass recomputes; 0 keeps all activations", "at least 0"
+        0, "activation checkpointing: compiled regions per checkpointed segment; 0 for none", "at least 0"
     )
 
     # The run
@@ -159,14 +156,18 @@ class TrainConfig:
     device: str = setting("auto", "a torch device; auto takes a GPU if there is one", "not to be empty")
     checkpoint_minutes: float = setting(10.0, "minutes between checkpoints; 0 disables timed checkpoints", "at least 0")
     checkpoint_epochs: int = setting(
-        1, "epochs between checkpoints (large ones are written less often); 0 disables them", "at least 0"
+        1, "epochs between checkpoints, more if they are large; 0 saves by time only", "at least 0"
     )
-    keep_last: int = setting(2, "newest checkpoints to keep; with 2, a damaged one costs little", "at least 1")
+    keep_last: int = setting(
+        2, "newest checkpoints to keep; if one is damaged, the run continues from another", "at least 1"
+    )
     keep_best: bool = setting(True, "keep the checkpoint with the best validation accuracy as well")
     workers: int = setting(4, "processes that read an image folder, at most one per core", "at least 0")
     tensorboard: bool = setting(False, "write a TensorBoard log beside the metrics")
     measure_signal: bool = setting(
-        True, "measure the signal over depth after 0, 1, 2, 4, … epochs for page.html; not if compiled or in bf16"
+        True,
+        "measure the signal over depth after 0, 1, 2, 4, … epochs for page.html; only of residual networks in float32, "
+        "uncompiled and in one process",
     )
 
     def __post_init__(self) -> None:
@@ -243,13 +244,13 @@ class TrainConfig:
         return parse_changes(TrainConfig, texts)
 
     @classmethod
-    def from_toml(cls, path: str | Path, base: TrainConfig | None = None, *, unnamed: str = RELEASE) -> TrainConfig:
+    def from_toml(cls, path: str | Path, base: TrainConfig | None = None, *, written_by: str = RELEASE) -> TrainConfig:
         """Read a configuration from a TOML file.
 
         Args:
             path: The file; it may give only some of the settings.
             base: The configuration that provides all other settings; the defaults if None.
-            unnamed: The release whose methods are meant if the file does not name one under the key `normfree`.
+            written_by: The release whose methods are meant if the file names none under the key `normfree`.
 
         Returns:
             The configuration, with a method of an earlier release in today's spelling.
@@ -258,13 +259,13 @@ class TrainConfig:
             ValueError: If the text is not TOML, a setting is unknown, or a value is bad.
             OSError: If the file cannot be read.
         """
-        return cls._from_values(read_toml(path), str(path), base, unnamed)
+        return cls._from_values(read_toml(path), str(path), base, written_by)
 
     @classmethod
     def _from_values(
-        cls, values: dict[str, Any], where: str, base: TrainConfig | None = None, unnamed: str = RELEASE
+        cls, values: dict[str, Any], where: str, base: TrainConfig | None = None, written_by: str = RELEASE
     ) -> TrainConfig:
-        release = str(values.pop("normfree", unnamed))
+        release = str(values.pop("normfree", written_by))
         for name in values:
             require_known(name, field_types(cls), where=f" in '{where}'")
         try:
@@ -355,11 +356,12 @@ class TrainConfig:
             ValueError: If other settings differ; the message names all of them.
         """
         values = ((name, value, getattr(self, name)) for name, value in asdict(before).items())
-        differing = [f"{name} {a!r}, not {b!r}" for name, a, b in values if a != b and name not in free]
+        differing = [(f"{name}={a}", f"{name}={b}") for name, a, b in values if a != b and name not in free]
         if differing:
             raise ValueError(
-                f"expected the configuration of {whose}, got a different one: it has {'; '.join(differing)}; resume it "
-                f"without changes (only {', '.join(sorted(free))} may change), or choose another folder"
+                f"{whose} has {', '.join(a for a, _ in differing)}, but this command gives "
+                f"{', '.join(b for _, b in differing)}; resume it without changes (only {', '.join(sorted(free))} may "
+                "change), or choose another folder"
             )
 
     @property

@@ -1,7 +1,7 @@
 """The study of a search: its journal, which all workers share, and the trials that they take from it.
 
     study.jsonl      Optuna's journal, one JSON record per line
-    claims/0007/     the lock of trial 7, held by the worker that trains it
+    locks/0007/      the lock of trial 7, held by the worker that trains it
     trial-0007/      the run of trial 7
 
 A worker takes a trial under one lock of the study. It first continues a trial whose worker is gone: the trial is not
@@ -166,7 +166,7 @@ def take_trial(settings: StudySettings) -> Iterator[TakenTrial | None]:
                 (
                     old
                     for old in trials
-                    if old.state == optuna.trial.TrialState.RUNNING and _claim(settings, old.number, held)
+                    if old.state == optuna.trial.TrialState.RUNNING and _lock_trial(settings, old.number, held)
                 ),
                 None,
             )
@@ -178,7 +178,7 @@ def take_trial(settings: StudySettings) -> Iterator[TakenTrial | None]:
                 study.sampler = _sampler(settings, number)
                 trial = study.ask() if found is None else optuna.Trial(study, found._trial_id)
                 if found is None:
-                    _claim(settings, trial.number, held)
+                    _lock_trial(settings, trial.number, held)
                 values = {one.name: one.suggest(trial) for one in settings.space}
                 # The sampler of a grid would stop Optuna's own loop at the end, which does not run.
                 study.sampler = optuna.samplers.RandomSampler(seed=0)
@@ -186,9 +186,10 @@ def take_trial(settings: StudySettings) -> Iterator[TakenTrial | None]:
             yield None if trial is None else TakenTrial(study, trial, values)
 
 
-def _claim(settings: StudySettings, number: int, held: ExitStack) -> bool:
+def _lock_trial(settings: StudySettings, number: int, held: ExitStack) -> bool:
     """Lock a trial until `held` is closed; False if another process holds it."""
-    folder = settings.folder / "claims" / f"{number:04d}"
+    earlier = settings.folder / "claims"  # the name in folders of earlier releases, which their workers may still lock
+    folder = (earlier if earlier.is_dir() else settings.folder / "locks") / f"{number:04d}"
     folder.mkdir(parents=True, exist_ok=True)
     if is_held(folder):
         return False

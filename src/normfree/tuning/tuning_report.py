@@ -16,7 +16,7 @@ from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table, compact
 from normfree.report.terminal import duration, percent
 from normfree.tuning.search_space import SearchRange, parse_search
-from normfree.tuning.tuning import TunedTrial, Tuning, values_texts
+from normfree.tuning.tuning_result import TunedTrial, Tuning, values_texts
 
 _SHOWN = 10  # trials in the table
 NAME = "tuning"

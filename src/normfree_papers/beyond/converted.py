@@ -17,16 +17,16 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.beyond.equal_time import TUNING_SEED
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect, training_claim
-from normfree_papers.claims.range_reasons import reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
     SMALL,
-    Columns,
+    NumbersByRow,
     accuracy,
     best_rates,
     points_panel,
 )
+from normfree_papers.claims.shared_ranges import reading, trains
 
 _BUILT = "as built"
 _FREE = {"Fixup": "fixup", "NF": "nf"}
@@ -95,12 +95,12 @@ def converted(settings: Settings) -> Measurement:
     }
     runs = settings.train_rows({(row, rate): rows[row, rate] for row, rate in best.items()}, words)
     scores = runs.numbers(accuracy)
-    found = Columns({row: scores.get((row, best.get(row)), {}) for row in METHODS})
+    found = NumbersByRow({row: scores.get((row, best.get(row)), {}) for row in METHODS})
     at_edge = [f"{row} ({rate:g})" for row, rate in best.items() if len(rates) > 2 and rate in (rates[0], rates[-1])]
     tried = {row: [trials[row, rate] for rate in rates] for row in METHODS}
     drawn = {row: [{seed: accuracy(run) for seed, run in seeds.items()} for seeds in of] for row, of in tried.items()}
     return Measurement(
-        values=found.named("test accuracy, {}") | found.leads(*((row, _BUILT) for row in _FREE)),
+        values=found.named("test accuracy, {}") | found.differences(*((row, _BUILT) for row in _FREE)),
         panels=(
             *points_panel(
                 "test accuracy at the best rate", {row: [found[row]] for row in METHODS}, names=("best rate",)

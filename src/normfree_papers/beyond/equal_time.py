@@ -1,4 +1,4 @@
-"""Our question D: ResNet-110 without norms beside batch norm, at equal epochs, at equal time, and over batch sizes.
+"""Our question on equal time: ResNet-110 without norms beside batch norm at equal epochs, time and batches.
 
 Every arm is tuned by as many short trials, on held-out images and with a seed that no final run has. All runs hold out
 the same tenth of the training images, so trials and final runs are comparable. All accuracies are in per cent.
@@ -32,20 +32,20 @@ from normfree_papers.claims.claim import (
     training_claim,
 )
 from normfree_papers.claims.depth_curves import table
-from normfree_papers.claims.range_reasons import reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
     SMALL,
-    Columns,
+    EndedRun,
+    NumbersByRow,
     Runs,
-    Trained,
     accuracy,
     held_out,
     minus,
     over,
     points_panel,
 )
+from normfree_papers.claims.shared_ranges import reading, trains
 
 FIXUP, NF, NORMED = "Fixup", "NF", "batch norm"
 _FREE = (FIXUP, NF)
@@ -65,7 +65,7 @@ _QUICK_REGULARIZED = ("decay 5e-4",)
 EPOCHS = 30
 TUNING_SEED = 100
 _FROM = 60.0  # the picture over time begins where the mean stays above this accuracy
-_MOMENTS = 100  # at which a curve over time is drawn
+_MOMENTS = 100  # the points of a curve over time
 
 
 # Tuning
@@ -131,15 +131,15 @@ def _train_checks(words: str, of: str) -> tuple[Check, ...]:
 # Equal epochs and equal time
 
 
-def training_seconds(run: Trained, epoch: int = -1) -> float:
+def training_seconds(run: EndedRun, epoch: int = -1) -> float:
     """Seconds of training to the end of an epoch, with the validations before it, and without set-up."""
     return float(run.metrics[epoch]["seconds"]) - float(run.result["setup_seconds"])
 
 
-def affordable_epochs(ours: Mapping[int, Trained], theirs: Mapping[int, Trained]) -> int:
-    """As many epochs as fit into the seconds of their runs, by the medians over the seeds; at least one.
+def affordable_epochs(ours: Mapping[int, EndedRun], theirs: Mapping[int, EndedRun]) -> int:
+    """The number of our epochs that take as long as all of their epochs, by the medians over the seeds; at least one.
 
-    A diverged run is left out. If no other is there, the epochs are as many as theirs.
+    Diverged runs are left out. If all of ours or all of theirs diverged, the answer is `EPOCHS`.
     """
     ended = [[run for run in runs.values() if not run.diverged and run.metrics] for runs in (ours, theirs)]
     if not all(ended):
@@ -195,7 +195,7 @@ def _time_checks() -> tuple[Check, ...]:
 
 @training_claim(
     id="beyond/equal_time",
-    where="Our question D",
+    where="Our question on equal time",
     statement="After as many seconds of training on one GPU, ResNet-110 with Fixup and with NF is better than with "
     "batch norm, each tuned by as many trials.",
     paper_value="none: not in a paper",
@@ -248,7 +248,7 @@ def equal_time(settings: Settings) -> Measurement:
     )
 
 
-def _ended(runs: Mapping[int, Trained]) -> dict[int, Trained]:
+def _ended(runs: Mapping[int, EndedRun]) -> dict[int, EndedRun]:
     return {seed: run for seed, run in runs.items() if not run.diverged and run.metrics}
 
 
@@ -260,8 +260,8 @@ def time_panel(ended: Runs) -> tuple[Panel, ...]:
     return (Panel(title, tuple(curves), "%", "seconds of training", log_y=False, note=note),) if curves else ()
 
 
-def _curve(name: str, runs: list[Trained]) -> Curve:
-    """The mean of runs at moments that all of them reached, between their epochs by straight lines."""
+def _curve(name: str, runs: list[EndedRun]) -> Curve:
+    """The mean over runs at `_MOMENTS` moments that all of them reached; between two epochs a run is interpolated."""
     times = [[training_seconds(run, epoch) for epoch in range(len(run.metrics))] for run in runs]
     found = [[100 * float(record["validation_accuracy"]) for record in run.metrics] for run in runs]
     moments = np.linspace(max(t[0] for t in times), min(t[-1] for t in times), _MOMENTS)
@@ -321,7 +321,7 @@ def batch_config(tuned: TrainConfig, batch: int) -> TrainConfig:
 
 @training_claim(
     id="beyond/batch_sizes",
-    where="Our question D, batch sizes",
+    where="Our question on batch sizes",
     statement="ResNet-110 with Fixup and with NF is as good as with batch norm at batches of 16 to 512.",
     paper_value="none: not in a paper",
     how="The best trial of beyond/equal_time for each of Fixup, NF (biases, adaptive clipping) and batch norm, its "
@@ -339,8 +339,8 @@ def batch_sizes(settings: Settings) -> Measurement:
     batches = QUICK_BATCHES if settings.quick else BATCHES
     rows = {(arm, batch): batch_config(best[arm].config, batch) for arm, batch in product(best, batches)}
     found = settings.train_rows(rows, "{}, batch {}").numbers(accuracy)
-    none: Columns = Columns({key: {} for key in product(ARMS, batches)})
-    found = Columns({**none, **found})
+    none: NumbersByRow = NumbersByRow({key: {} for key in product(ARMS, batches)})
+    found = NumbersByRow({**none, **found})
     columns = found.named("test accuracy, {}, batch {}")
     for arm, batch in product(_FREE, batches):
         columns[_at_batch(arm, batch)] = minus(found[arm, batch], found[NORMED, batch])

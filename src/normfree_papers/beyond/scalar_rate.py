@@ -16,7 +16,6 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, aside, expect, rows_claim, training_claim
 from normfree_papers.claims.depth_curves import exponent, geometric_means
-from normfree_papers.claims.range_reasons import GAP, does_not_train, reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
@@ -31,6 +30,7 @@ from normfree_papers.claims.seed_metrics import (
     over,
     points_panel,
 )
+from normfree_papers.claims.shared_ranges import GAP, does_not_train, reading, trains
 
 # Rates at 1,000 layers, in two precisions
 
@@ -60,7 +60,7 @@ def _variant_rows(scale: Scale) -> dict[tuple[str, str], TrainConfig]:
     _variant_rows,
     "{}, {}",
     id="beyond/scalar_rate",
-    where="Our question A, at 1,000 layers",
+    where="Our question on the scalars' rate, at 1,000 layers",
     statement="At 1,000 layers it is the rate of the scalar biases, not the precision, that decides whether Fixup "
     "trains: at 10/L, at 0 and without biases it does, at the full rate it does not, at a tenth it is luck.",
     paper_value="none; the paper's rule is one rate at every depth",
@@ -166,7 +166,7 @@ _WORDS = "{:g}/L, {:,} layers"
 
 @training_claim(
     id="beyond/scalar_rate_law",
-    where="Our question A, over depth",
+    where="Our question on the scalars' rate, over depth",
     statement="The largest rate of the scalars at which Fixup trains falls as 1/L from 30 to 3,000 layers, and so "
     "predicts which rates train 10,000 layers.",
     paper_value="none; the paper's rule, a tenth at every depth, would be the exponent 0",

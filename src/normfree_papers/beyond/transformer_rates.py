@@ -19,7 +19,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect, training_claim
 from normfree_papers.claims.made_up_language import made_up_language
-from normfree_papers.claims.seed_metrics import Numbers, Trained, bleu, combined, minus
+from normfree_papers.claims.seed_metrics import EndedRun, Numbers, bleu, combined, minus
 
 _BOUNDED, _FIXUP, _NORM = "Fixup, bounded", "Fixup", "layer norm"
 _METHODS = {_BOUNDED: "fixup_bounded", _FIXUP: "fixup", _NORM: "layernorm"}
@@ -39,7 +39,7 @@ def _config(settings: Settings, label: str, depth: int, rate: float) -> TrainCon
     return recipe("translation", model=f"transformer-{half}-{half}-128-256-4", method=method, lr=rate, **changes)
 
 
-def _loss(run: Trained) -> float:
+def _loss(run: EndedRun) -> float:
     """Loss on the validation sentences, by which a rate is chosen."""
     return math.inf if run.diverged else float(run.result["validation"]["loss"])
 
@@ -70,7 +70,7 @@ _STAYS = (
 
 @training_claim(
     id="beyond/transformer_rates",
-    where="Item C: the best rate over depth",
+    where="Our question on the best rate over depth",
     statement="The best learning rate of a fixup_bounded Transformer is the same at 6, 24 and 96 layers.",
     paper_value="none; it would follow from ‖Δf‖ = Θ(η) at any depth, if the first update decided about training",
     how="Recipe translation on Multi30k, 128 wide, 6 epochs, at 3 rates a factor of 3 apart (3e-4 to 3e-3), with "
@@ -108,7 +108,7 @@ _STAYS = (
     departures=(
         "Adam with a warm-up, where the theory is of one step of SGD",
         "rates a factor of 3 apart: a smaller change of the best rate is not seen",
-        "layer norm before the sum, where the baseline of fixup's authors has it behind",
+        "layer norm before the sum, where the baseline of fixup's authors has it after the sum",
     ),
 )
 def transformer_rates(settings: Settings) -> Measurement:

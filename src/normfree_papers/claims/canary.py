@@ -1,31 +1,31 @@
-"""The canary of a run: a few steps of small networks, whose figures show whether the code still computes the same.
+"""The canary of a run: the figures of a few training steps of small networks, stored to see whether code has changed.
 
-A stored result is stale if today's code would train another network, or train it otherwise. So every run that a claim
-keeps stores the figures of a few steps of small networks beside its result, and a later reader compares them with
-today's. This file names the figures and compares them, without training; `canary_training` computes them.
+A stored result is stale if today's code would compute other numbers. So every run that a claim keeps stores such
+figures beside its result, and they are compared with those of today's code. This file names and compares figures
+without training; `canary_training` computes them.
 
-A *family* names one small training run, and is one of two things:
+A *probe* is one small training run. Its name is of one of two kinds:
 
-- "fixup resnet8": a method with the options that differ from their defaults, the small model that stands for the
-  family of the trained model, and the block form if one was chosen.
+- "fixup resnet8": a method with the options that differ from their defaults, a small model of the same kind as the
+  trained model, and the block form if one was chosen.
 - "crop", "optimizer=adam": a setting, tried on one small network.
 
-`families_of` gives the families that concern a run. The *figures* of a family are the losses of its training steps, the
-test loss and, for all scalars together, all vectors and all larger parameters: their number, the norm of the initial
-values, and the norm of their change. They depend on the order of the data, augmentation, initialization, forward and
-backward pass, parameter groups, update rule, schedule and evaluation. They do not depend on compilation and CUDA
-graphs, which a canary does without, nor on the depth, width and bottlenecks of the trained model.
+`probes_of` gives the probes of a run. The *figures* of a probe are the losses of its training steps, the test loss, and
+three numbers each for all scalars, all vectors and all larger parameters: how many there are, the norm of their initial
+values, and the norm of their change. The figures depend on the order of the data, augmentation, initialization, forward
+and backward pass, parameter groups, update rule, schedule and evaluation. They do not depend on compilation and CUDA
+graphs, which a probe does not use, nor on the depth, width and bottlenecks of the trained model.
 
-A *record* has the figures by the place where they were computed, "DEVICE PRECISION", with the tolerance there:
+A *record* has the figures by place, "DEVICE PRECISION", with the tolerance there:
 
     {"cpu float32": {"tolerance": 0.01, "figures": {"fixup resnet8": [2.302585, 2.298731, …], "crop": […]}}}
 
 There are records in three files:
 
 - canary.json beside this file: today's figures. `tests/support/canaries.py` writes it.
-- result.json of every run that a claim keeps, under "canary": the families of the run; for a GPU run also those on the
+- result.json of every run that a claim keeps, under "canary": the probes of the run; for a GPU run also those on the
   GPU. Runs of `normfree train` have none.
-- results/canaries.json, under "commits": the record of each commit that made stored runs, or "unknown". A family is
+- results/canaries.json, under "commits": the record of each commit that made stored runs, or "unknown". A probe is
   spelled as today's code spells the same computation. Figures are null where the commit could not compute them.
 """
 
@@ -42,12 +42,12 @@ from normfree.methods.method import options_text, parse_spec
 from normfree.train.config import TrainConfig
 
 Figures = dict[str, list[float]]
-"""The figures of each family."""
+"""The figures of each probe."""
 Record = dict[str, dict[str, Any]]
 """The figures and their tolerance by place."""
 
 COMMITTED = Path(__file__).with_suffix(".json")
-SMALL_MODELS = {  # the small model for each family of models, by how its names begin
+SMALL_MODELS = {  # the small model for each kind of model, by how its names begin
     "resnet": "resnet8",
     "preact_resnet": "wrn-10-1",
     "wrn-": "wrn-10-1",
@@ -59,7 +59,7 @@ SMALL_MODELS = {  # the small model for each family of models, by how its names 
     "transformer-": "transformer-1-1-16-32-2",
     "decoder-": "decoder-2-16-32-2",
 }
-TRIED: dict[str, dict[str, Any]] = {  # the settings of each family that tries a setting
+TRIED: dict[str, dict[str, Any]] = {  # the settings of each probe that tries a setting
     "crop": {"crop": 2},
     "flip": {"flip": True},
     "cutout": {"cutout": 4},
@@ -83,17 +83,17 @@ TRIED: dict[str, dict[str, Any]] = {  # the settings of each family that tries a
 }
 
 
-def families_of(config: TrainConfig) -> tuple[str, ...]:
-    """Return the families that concern a run: that of its method and model, and one per setting that it uses.
+def probes_of(config: TrainConfig) -> tuple[str, ...]:
+    """Return the probes that concern a run: that of its method and model, and one per setting that it uses.
 
-    >>> families_of(TrainConfig(model="wrn-100-1", method="fixup:scalar_lr=10/L", crop=4))
+    >>> probes_of(TrainConfig(model="wrn-100-1", method="fixup:scalar_lr=10/L", crop=4))
     ('fixup:scalar_lr=10/L wrn-10-1', 'crop', 'schedule=cosine')
 
     Args:
         config: The configuration of the run.
 
     Returns:
-        The families; none if the model is not one of normfree's, or the method is not registered.
+        The probes; none if the model is not one of normfree's, or the method is not registered.
     """
     small = next((found for start, found in SMALL_MODELS.items() if config.model.startswith(start)), None)
     try:
@@ -104,55 +104,55 @@ def families_of(config: TrainConfig) -> tuple[str, ...]:
         return ()
     words = [method, small, *([config.form] if config.form else [])]
     tried = []
-    for family in TRIED:
-        setting, _, choice = family.partition("=")
+    for probe in TRIED:
+        setting, _, choice = probe.partition("=")
         value = getattr(config, setting)
         if value == choice if choice else value != getattr(TrainConfig, setting):
-            tried.append(family)
+            tried.append(probe)
     return (" ".join(words), *tried)
 
 
 def differing(stored: Mapping[str, Sequence[float]], today: Mapping[str, Sequence[float]], within: float) -> list[str]:
-    """Return the families of `stored` whose figures differ from today's by more than a relative tolerance."""
-    return [family for family, figures in stored.items() if not _close(figures, today.get(family, ()), within)]
+    """Return the probes of `stored` whose figures differ from today's by more than a relative tolerance."""
+    return [probe for probe, figures in stored.items() if not _close(figures, today.get(probe, ()), within)]
 
 
-def stale_families(config: TrainConfig, record: Record | str) -> list[str] | None:
+def stale_probes(config: TrainConfig, record: Record | str) -> list[str] | None:
     """Compare the canary of a stored run with today's code.
 
-    Places and families without committed figures are left out; a GPU run has figures on the CPU, too.
+    Places and probes without committed figures are left out; a GPU run has figures on the CPU, too.
 
     Args:
         config: The configuration of the run, with its method as today's code spells it.
         record: The canary that the run or its commit stored, or "unknown".
 
     Returns:
-        The families of the run that today's code computes otherwise; None if the canary does not say.
+        The probes for which today's code computes other figures; None if figures are missing.
     """
-    families = families_of(config)
-    if isinstance(record, str) or not record or not families:
+    probes = probes_of(config)
+    if isinstance(record, str) or not record or not probes:
         return None
     stale: list[str] = []
     for place, found in record.items():
-        stored = {family: found["figures"].get(family) for family in families}
+        stored = {probe: found["figures"].get(probe) for probe in probes}
         if not all(stored.values()):
             return None
-        today = todays(place, families)
-        known = {family: figures for family, figures in stored.items() if family in today}
-        stale += [family for family in differing(known, today, found["tolerance"]) if family not in stale]
+        today = todays(place, probes)
+        known = {probe: figures for probe, figures in stored.items() if probe in today}
+        stale += [probe for probe in differing(known, today, found["tolerance"]) if probe not in stale]
     return stale
 
 
-def todays(place: str, families: Iterable[str]) -> Figures:
-    """Return today's figures of families in a place: the committed ones; on the CPU, others are computed."""
+def todays(place: str, probes: Iterable[str]) -> Figures:
+    """Return today's figures of probes in a place: the committed ones; on the CPU, others are computed."""
     committed: Figures = committed_record().get(place, {}).get("figures", {})
-    wanted = tuple(families)
-    found = {family: committed[family] for family in wanted if family in committed}
+    wanted = tuple(probes)
+    found = {probe: committed[probe] for probe in wanted if probe in committed}
     device, precision = place.split()
     if device == "cpu" and len(found) < len(wanted):
         from normfree_papers.claims.canary_training import cached_figures  # trains
 
-        found |= {family: list(cached_figures(family, device, precision)) for family in wanted if family not in found}
+        found |= {probe: list(cached_figures(probe, device, precision)) for probe in wanted if probe not in found}
     return found
 
 
@@ -172,8 +172,8 @@ def tolerance(place: str) -> float:
     them by 2e-3, on a CPU.
 
     On an H200 two processes differ by at most 2e-3 in bf16 and 4e-3 in mixed precision. In float32 they differ by at
-    most 5e-3, except in three families (learnscalar_brock on images, and wn_default:directions=he in pre-activation
-    form), which amplify rounding to 8e-2 and have no figures there. Half of all families agree with the CPU to 7e-7 in
+    most 5e-3, except in three probes (learnscalar_brock on images, and wn_default:directions=he in pre-activation
+    form), which amplify rounding to 8e-2 and have no figures there. Half of all probes agree with the CPU to 7e-7 in
     float32; of those with figures, only dropout, which draws other numbers on a GPU, differs by more than 1.3e-2.
     """
     return 1e-2 if place == "cpu float32" else 2e-2

@@ -1,4 +1,4 @@
-"""Compute the figures of a canary: train the small network of each family for a few steps on generated data."""
+"""Compute the figures of a canary: train the small network of each probe for a few steps on generated data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from normfree.models import supports
 from normfree.nn.attention import SPECIAL
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
-from normfree.train.data import score
-from normfree.train.engine.environment import Processes, seeded_generators
+from normfree.train.engine.distributed import Processes
+from normfree.train.engine.scoring import score
 from normfree.train.engine.setup import prepare_training
-from normfree_papers.claims.canary import SMALL_MODELS, TRIED, Figures, Record, families_of, spelled, tolerance
+from normfree.train.engine.torch_runtime import seeded_generators
+from normfree_papers.claims.canary import SMALL_MODELS, TRIED, Figures, Record, probes_of, spelled, tolerance
 
 _BASE: dict[str, Any] = {
     "epochs": 3,
@@ -35,49 +36,49 @@ _BASE: dict[str, Any] = {
     "schedule": "constant",
     "seed": 4,
 }
-_SIZES: dict[str, dict[str, Any]] = {  # of the batches of text
-    "transformer-": {"batch_size": 56},
-    "decoder-": {"batch_size": 6, "block": 8},
+_TEXT: dict[str, dict[str, Any]] = {  # text has its own validation split
+    "transformer-": {"batch_size": 56, "validation": 0.0},
+    "decoder-": {"batch_size": 6, "block": 8, "validation": 0.0},
 }
 _TRIED_ON = {"method": "he_in", "model": SMALL_MODELS["mlp-"]}
 
 
 def canary(
-    device: torch.device | str = "cpu", *, precision: str = "float32", families: Iterable[str] | None = None
+    device: torch.device | str = "cpu", *, precision: str = "float32", probes: Iterable[str] | None = None
 ) -> Figures:
-    """Compute the figures of families; torch's random generators are left as they were.
+    """Compute the figures of probes; torch's random generators are left as they were.
 
     Args:
         device: Where to compute.
         precision: The precision, as in a configuration.
-        families: The families; by default every method and setting.
+        probes: The probes; by default every method and setting.
 
     Returns:
-        The figures by family.
+        The figures by probe.
 
     Raises:
-        ValueError: If there is no such family.
+        ValueError: If there is no such probe.
     """
-    chosen = all_families() if families is None else tuple(families)
-    return {family: _figures(family, device_of(str(device)), precision) for family in chosen}
+    chosen = all_probes() if probes is None else tuple(probes)
+    return {probe: _figures(probe, device_of(str(device)), precision) for probe in chosen}
 
 
 def record_of(config: TrainConfig, device: torch.device) -> Record:
-    """Return the canary to store with a run: its families on the CPU and, if the run used a GPU, there too.
+    """Return the canary to store with a run: its probes on the CPU and, if the run used a GPU, there too.
 
     The record is empty for a model that is not one of normfree's. Figures are computed once per process and device.
     """
-    families, record = families_of(config), {}
-    if not families or not supports(settings_of(families[0])["model"], config.method):
+    probes, record = probes_of(config), {}
+    if not probes or not supports(settings_of(probes[0])["model"], config.method):
         return {}
     for where, precision in [("cpu", "float32"), *([(str(device), config.precision)] if device.type == "cuda" else [])]:
         place = f"{torch.device(where).type} {precision}"
-        figures = {family: list(cached_figures(family, where, precision)) for family in families}
+        figures = {probe: list(cached_figures(probe, where, precision)) for probe in probes}
         record[place] = {"tolerance": tolerance(place), "figures": figures}
     return record
 
 
-def all_families() -> tuple[str, ...]:
+def all_probes() -> tuple[str, ...]:
     """Return every method, and its first definition, on the small models; and every setting."""
     found: dict[str, None] = {}
     for name in names():
@@ -91,28 +92,28 @@ def all_families() -> tuple[str, ...]:
 # One small run
 
 
-def settings_of(family: str) -> dict[str, Any]:
-    """Return the settings of a family's small run, as a `TrainConfig` takes them.
+def settings_of(probe: str) -> dict[str, Any]:
+    """Return the settings of a probe's small run, as a `TrainConfig` takes them.
 
     Raises:
-        ValueError: If there is no such family.
+        ValueError: If there is no such probe.
     """
-    if family in TRIED:
-        settings = {**_BASE, **_TRIED_ON, **TRIED[family]}
+    if probe in TRIED:
+        settings = {**_BASE, **_TRIED_ON, **TRIED[probe]}
     else:
-        method, model, *form = [*family.split(), ""]
+        method, model, *form = [*probe.split(), ""]
         if model not in SMALL_MODELS.values():
             raise ValueError(
-                f"expected a setting, or a method and a small model, got the family '{family}'; use families_of"
+                f"expected a setting, or a method and a small model, got the probe '{probe}'; use probes_of"
             )
         settings = {**_BASE, "method": method, "model": model, "form": form[0] or None}
-    sizes = next((found for start, found in _SIZES.items() if settings["model"].startswith(start)), {})
-    return {**settings, **sizes}
+    changes = next((found for start, found in _TEXT.items() if settings["model"].startswith(start)), {})
+    return {**settings, **changes}
 
 
-def _figures(family: str, device: torch.device, precision: str) -> list[float]:
-    """Train the small network of a family, and return its figures."""
-    settings = settings_of(family)
+def _figures(probe: str, device: torch.device, precision: str) -> list[float]:
+    """Train the small network of a probe, and return its figures."""
+    settings = settings_of(probe)
     # The figures must not depend on the choice of kernels.
     plain: dict[str, Any] = {"compile": False, "graph": False, "kernels": "compiled"}
     config = TrainConfig(**settings, **plain, device=str(device), precision=precision)  # type: ignore[arg-type]
@@ -123,7 +124,7 @@ def _figures(family: str, device: torch.device, precision: str) -> list[float]:
         seeded_generators(device) as seed_generators,
         prepare_training(config, data=data, device=device, **options) as setup,
     ):
-        step, steps = setup.step, setup.epoch_steps
+        step, steps = setup.step, setup.steps_per_epoch
         initial = {name: value.clone() for name, value in step.masters.named(step.masters.values).items()}
         for epoch in range(config.epochs):
             step.start_epoch(epoch, setup.lr_factors(epoch))
@@ -156,9 +157,9 @@ def parameter_figures(initial: Mapping[str, Tensor], trained: Mapping[str, Tenso
 
 
 @cache
-def cached_figures(family: str, device: str, precision: str) -> tuple[float, ...]:
-    """Return the figures of a family, computed once per process."""
-    return tuple(_figures(family, torch.device(device), precision))
+def cached_figures(probe: str, device: str, precision: str) -> tuple[float, ...]:
+    """Return the figures of a probe, computed once per process."""
+    return tuple(_figures(probe, torch.device(device), precision))
 
 
 # Generated data

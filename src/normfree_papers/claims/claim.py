@@ -1,8 +1,8 @@
-"""The record of a claim with its checks, and the registry of all claims.
+"""The record of a claim with its checks, and the decorators that register one.
 
 A measurement returns named numbers. Each check of a claim names one of them, the range in which it must lie, and the
 reason for that range. To add a claim, decorate its measurement with `@claim(...)` in a module of its paper, and add its
-name to `MODULES`.
+name to `MODULES` of `registry.py`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from functools import partial, partialmethod
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from normfree.errors import unknown_name
-from normfree_papers.claims.run_cache import SCALES as SCALES
-from normfree_papers.claims.run_cache import MeasuredRows
-from normfree_papers.claims.run_cache import Scale as Scale
-from normfree_papers.claims.run_cache import Settings as Settings
+from normfree_papers.claims.registry import register as register
 from normfree_papers.claims.seed_metrics import Measurement as Measurement
 from normfree_papers.claims.seed_metrics import Runs
+from normfree_papers.claims.settings import SCALES as SCALES
+from normfree_papers.claims.settings import MeasuredRows
+from normfree_papers.claims.settings import Scale as Scale
+from normfree_papers.claims.settings import Settings as Settings
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -82,7 +81,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Expectation:
+class ExpectedRange:
     """The measured half of a check: the name of a number, the paper's value, and the range."""
 
     name: str
@@ -113,11 +112,11 @@ class Expectation:
     reading = partialmethod(says, source="reading")
 
 
-expect = Expectation
-aside = partial(Expectation, main=False)  # a side remark of the paper
+expect = ExpectedRange
+aside = partial(ExpectedRange, main=False)  # a side remark of the paper
 
 
-def near(name: str, value: float, error: float = 0.0, *, share: float = 0.0, **options: Any) -> Expectation:
+def near(name: str, value: float, error: float = 0.0, *, share: float = 0.0, **options: Any) -> ExpectedRange:
     """Expect a number within an error, or a share, of a value; `options` are those of `expect`."""
     return expect(name, low=(1 - share) * value - error, high=(1 + share) * value + error, **options)
 
@@ -148,7 +147,7 @@ class Claim:
         seeds: The number of seeds of a full run; `quick_seeds` of a quick one.
         needs_data: The data set that a full run needs.
         lacks: Data that were not available for the full scale.
-        proxy: The data or networks that stand in for the paper's, such as "CIFAR-10 in place of ImageNet".
+        stand_in: The data or networks that stand in for the paper's, such as "CIFAR-10 in place of ImageNet".
         precision: The arithmetic of a claim without training runs; a training run records its own.
         departures: Where the measurement departs from the paper, one phrase each.
         unbreakable: Why no error planted in the code can make the claim fail, if none can.
@@ -168,7 +167,7 @@ class Claim:
     quick_seeds: int = 1
     needs_data: str = ""
     lacks: str = ""
-    proxy: str = ""
+    stand_in: str = ""
     precision: str = "float32"
     departures: tuple[str, ...] = ()
     unbreakable: str = ""
@@ -192,69 +191,8 @@ class Claim:
     def to_json(self) -> dict[str, Any]:
         """The record as plain data, without the measurement."""
         names = ("id", "paper", "where", "statement", "paper_value", "how", "cost", "needs_data", "needs_training")
-        fields = {name: getattr(self, name) for name in (*names, "lacks", "proxy", "departures", "unbreakable")}
+        fields = {name: getattr(self, name) for name in (*names, "lacks", "stand_in", "departures", "unbreakable")}
         return {**fields, "cost": asdict(self.cost), "departures": list(self.departures)}
-
-
-# The registry, which imports the module of a claim when it is asked for
-
-PAPERS = {
-    "fixup": "Zhang, Dauphin, Ma 2019. Fixup initialization: residual learning without normalization",
-    "wninit": "Arpit, Campos, Bengio 2019. How to initialize your network? Weight norm and ResNets",
-    "robust": "ICLR 2022 submission. A robust initialization of residual blocks",
-    "normdead": "Hoedt, Hochreiter, Klambauer 2022. Normalization is dead, long live normalization!",
-    "beyond": "Beyond the papers: our own questions",
-}
-MODULES = {  # the claims of each module, in the order of the ledger
-    "fixup.explosion": ("sec2", "thm1", "thm2"),
-    "fixup.updates": ("eq5", "eq5_options"),
-    "fixup.update_theorems": ("thm3", "thm4"),
-    "fixup.transformer_update": ("sec4_3",),
-    "fixup.training": ("sec3", "fig3", "fig4"),
-    "fixup.image_tables": ("table1", "table4", "table2"),
-    "fixup.translation": ("table3", "table3_multi30k", "table3_europarl"),
-    "wninit.theorems": ("thm1", "thm2", "thm3", "thm4"),
-    "wninit.norms": ("fig1", "sec3_lengths", "sec3"),
-    "wninit.curvature": ("table2",),
-    "wninit.depth": ("fig2_left", "fig2_right", "fig3_left", "fig3_right"),
-    "wninit.warmup": ("fig4", "table1"),
-    "robust.table": ("table1",),
-    "robust.signal": ("fig2", "fig4", "fig5"),
-    "robust.training": ("fig3", "fig6", "fig7"),
-    "normdead.regression": ("eq1",),
-    "normdead.batchnorm": ("eq3",),
-    "normdead.invariances": ("sec2_3",),
-    "normdead.moments": ("sec2_3_moments",),
-    "normdead.costs": ("sec2_3_costs",),
-    "normdead.skip_connections": ("sec3_2", "sec3_2_gradients"),
-    "normdead.scaling_rules": ("sec4_1",),
-    "normdead.signal_plots": ("fig4", "fig5"),
-    "normdead.nf_signal": ("sec4_2",),
-    "normdead.performance": ("sec4_3", "sec5_2_clipping", "sec4_3_regnet"),
-    "normdead.nf_limits": ("sec5_1",),
-    "normdead.batchnorm_parts": ("sec5_2",),
-    "beyond.scalar_rate": ("scalar_rate", "scalar_rate_law"),
-    "beyond.accuracy": ("precision", "isograd"),
-    "beyond.equal_time": ("equal_time", "batch_sizes"),
-    "beyond.converted": ("converted",),
-    "beyond.transformer_rates": ("transformer_rates",),
-}
-_MODULE_OF = {f"{module.partition('.')[0]}/{name}": module for module, names in MODULES.items() for name in names}
-_CLAIMS: dict[str, Claim] = {}
-
-
-def register(claim: Claim) -> Claim:
-    """Add a claim.
-
-    Raises:
-        ValueError: if its id is taken, or its paper is unknown.
-    """
-    if claim.paper not in PAPERS:
-        raise unknown_name("paper of a claim", claim.paper, PAPERS)
-    if claim.id in _CLAIMS:
-        raise ValueError(f"expected a new claim, got '{claim.id}', which is registered; choose another id")
-    _CLAIMS[claim.id] = claim
-    return claim
 
 
 def claim(**fields: Any) -> Callable[[Measure], Measure]:
@@ -282,32 +220,3 @@ def rows_claim(
         fields: The other fields of the claim.
     """
     return lambda measure: training_claim(**fields)(MeasuredRows(rows, words, measure))
-
-
-def all_claims() -> tuple[Claim, ...]:
-    """Every claim, by paper and in the order of the paper; imports all modules."""
-    for module in MODULES:
-        import_module(f"normfree_papers.{module}")
-    places = list(_MODULE_OF)
-
-    def place(claim: Claim) -> tuple[int, int]:
-        return list(PAPERS).index(claim.paper), places.index(claim.id) if claim.id in places else len(places)
-
-    return tuple(sorted(_CLAIMS.values(), key=place))
-
-
-def get(claim_id: str) -> Claim:
-    """The claim of an id; imports its module only.
-
-    Raises:
-        ValueError: for an unknown id, with the known ones, the closest first.
-    """
-    if claim_id in _MODULE_OF:
-        import_module(f"normfree_papers.{_MODULE_OF[claim_id]}")
-    if claim_id in _CLAIMS:
-        return _CLAIMS[claim_id]
-    known = [*_MODULE_OF, *(name for name in _CLAIMS if name not in _MODULE_OF)]
-    if claim_id in PAPERS:
-        own = [name for name in known if name.startswith(f"{claim_id}/")]
-        raise ValueError(f"expected a claim, got the paper '{claim_id}'; name some of: {', '.join(own)}")
-    raise unknown_name("claim", claim_id, known)

@@ -9,15 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from normfree.cli.compare import default_jobs
+from normfree.cli.options import default_jobs
 from normfree.errors import missing_package
 from normfree.files import to_json_values
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
 from normfree.report.terminal import progress
-from normfree_papers.claims.claim import Claim, Scale, Settings, get
-from normfree_papers.claims.judgement import Status
-from normfree_papers.claims.ledger_entries import (
+from normfree_papers.claims.claim import Claim, Scale, Settings
+from normfree_papers.claims.claim_status import (
     CHECK_COLUMNS,
     MARKS,
     Entry,
@@ -32,8 +31,11 @@ from normfree_papers.claims.ledger_entries import (
     number,
     rough_duration,
 )
+from normfree_papers.claims.freshness import kept_results
+from normfree_papers.claims.judgement import Status
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.reproduction import Result, redraw, reproduce, result_path, stored
-from normfree_papers.claims.run_cache import RunCache, StoppedError, kept_results
+from normfree_papers.claims.run_cache import RunCache, StoppedError
 
 WORK = Path("runs/claims")  # runs in progress, with their checkpoints
 _SHOWN = 5  # the number of missing runs that are named
@@ -225,7 +227,7 @@ def _line(entry: Entry) -> tuple[str, ...]:
     verdict = MARKS[entry.status] if row is None else f"{MARKS[entry.status][0]} {number(row)}"
     cost = f"{rough_duration(claim.cost.full_seconds)} {claim.cost.device}"
     precision = entry.precision.partition(";")[0]
-    data = " ".join(["quick"] * entry.is_quick + ["stand-in"] * bool(claim.proxy))
+    data = " ".join(["quick"] * entry.is_quick + ["stand-in"] * bool(claim.stand_in))
     return claim.id, verdict, "" if row is None else count(row), precision, data, entry.freshness.state, cost
 
 

@@ -16,9 +16,8 @@ from urllib.parse import quote
 from normfree.files import atomic_path, explain_os_errors
 from normfree.report import Column, Link, Table, to_markdown
 from normfree.report.page import Card, Page, Section, write_page
-from normfree_papers.claims.claim import PAPERS, Claim
-from normfree_papers.claims.judgement import Row, Status
-from normfree_papers.claims.ledger_entries import (
+from normfree_papers.claims.claim import Claim
+from normfree_papers.claims.claim_status import (
     CHECK_COLUMNS,
     RUN_COLUMNS,
     Entry,
@@ -33,6 +32,8 @@ from normfree_papers.claims.ledger_entries import (
     run_cells,
     runs_of,
 )
+from normfree_papers.claims.judgement import Row, Status
+from normfree_papers.claims.registry import PAPERS
 from normfree_papers.claims.reproduction import Result, panels_of, result_path, tables_of
 
 _COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {

@@ -26,7 +26,8 @@ from normfree.files import atomic_path, explain_os_errors, from_json_values, to_
 from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
-from normfree_papers.claims.claim import SCALES, Claim, Measurement, Scale, Settings, all_claims
+from normfree_papers.claims.claim import SCALES, Claim, Measurement, Scale, Settings
+from normfree_papers.claims.registry import all_claims
 
 RESULTS = Path("results")
 Result = dict[str, Any]

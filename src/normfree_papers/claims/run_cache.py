@@ -10,35 +10,28 @@ Kept runs are found by what they compute and not by the folder's name. A folder 
 the method as that release wrote it. `nf` of release 0.1 is today's `nf:bias=false`. A claim that asks for
 `nf:bias=false` finds that run. A claim that asks for `nf` gets it too, if there is no run of today, and is then stale.
 
-`Settings` say how a claim is run, and ask for its runs. This file imports nothing that trains.
+This file imports nothing that trains.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from normfree.errors import unknown_name
 from normfree.methods.method import parse_spec
 from normfree.provenance import RELEASE
 from normfree.train.config import TrainConfig, folder_name, plain_name
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.setting_fields import read_toml
-from normfree_papers.claims.canary import stale_families
-from normfree_papers.claims.seed_metrics import Measurement, Runs, Trained, named
+from normfree_papers.claims.seed_metrics import EndedRun
 
 Progress = Callable[[int, int, str], None]
 """Called with the steps done, the number of steps, and the name of the next step."""
-Scale = Literal["quick", "full"]
-SCALES: tuple[Scale, ...] = ("quick", "full")
-State = Literal["fresh", "stale", "unknown", ""]
 _OPEN: dict[str, Any] = {"precision": "auto", "channels_last": None, "compile": None, "graph": None}
 
 
@@ -67,9 +60,9 @@ class KeptRun:
         """The method as the release that made the run spelled it."""
         return str(read_toml(RunFolder(self.path).config_path)["method"])
 
-    def trained(self) -> Trained:
+    def trained(self) -> EndedRun:
         """The result and the metrics of a run that ended."""
-        return Trained(self.result or {}, RunFolder(self.path).read_metrics())
+        return EndedRun(self.result or {}, RunFolder(self.path).read_metrics())
 
     def is_of(self, method: str) -> bool:
         """Whether today's definition of a method made the run; otherwise an earlier definition did."""
@@ -141,7 +134,7 @@ class RunCache:
         device: Where to train.
         data: Folder of the data sets.
         jobs: Number of runs at a time on this machine; None lets a cluster decide.
-        on: Where to train; `resources` are those of each run on a cluster. See `choose_engine`.
+        on: Where to train; `resources` are those of each run on a cluster. See `choose_executor`.
         only: Train only the runs with these names; any other string selects all names that contain it. An
             empty sequence trains nothing.
         progress: Called with the runs done, the number of runs, and a status text.
@@ -174,7 +167,7 @@ class RunCache:
         self.records: dict[str, dict[str, str]] = {}
         self._index = RunIndex(kept)
 
-    def __call__(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
+    def __call__(self, wanted: Mapping[str, TrainConfig]) -> dict[str, EndedRun | None]:
         """Return the runs by name, after training those that are missing and may be trained.
 
         A run by an earlier definition of its method is missing if it may be trained; otherwise it is used.
@@ -207,14 +200,14 @@ class RunCache:
         return self._only is None or bool(self._only)
 
     def _train(self, wanted: Mapping[str, TrainConfig]) -> None:
-        from normfree.comparison.run_engine import choose_engine  # reading stored runs does not load the trainer
+        from normfree.comparison.run_executor import choose_executor  # reading stored runs does not load the trainer
         from normfree_papers.claims.run_training import train_and_keep
 
         here = {name: config.with_changes(**self._place) for name, config in wanted.items()}
         report = self._progress or (lambda done, total, what: None)
         work = self.work if self._engine["on"] == "local" else self.work.absolute()
-        engine = choose_engine(**self._engine, shared=work)
-        signal = train_and_keep(here, work, self._index.new_folder, engine=engine, report=report)
+        executor = choose_executor(**self._engine, shared=work)
+        signal = train_and_keep(here, work, self._index.new_folder, executor=executor, report=report)
         if signal is not None:
             raise StoppedError(signal)
 
@@ -246,141 +239,3 @@ def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
     """
     known = list(names)
     return [name for name in known if any(part == name or (part not in known and part in name) for part in only)]
-
-
-# How a claim is run
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a claim is run: scale, seeds, device and folder of the data sets.
-
-    `runs` trains or finds the runs of a claim that needs training.
-    """
-
-    scale: Scale = "full"
-    seeds: tuple[int, ...] = (0,)
-    device: str = "cpu"
-    data: Path | None = None
-    progress: Progress = _silent
-    runs: RunCache | None = None
-
-    def __post_init__(self) -> None:
-        if self.scale not in SCALES:
-            raise unknown_name("scale", self.scale, SCALES)
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(
-                f"expected one or more different seeds, got {list(self.seeds)}; pass for example (0, 1, 2)"
-            )
-
-    @property
-    def quick(self) -> bool:
-        """Whether small stand-ins are wanted."""
-        return self.scale == "quick"
-
-    def each(self, words: str, *axes: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        """Yield every combination of the axes, and report each as a step: `words` with its values in the braces."""
-        combinations = list(product(*axes))
-        for step, values in enumerate(combinations):
-            self.progress(step, len(combinations), words.format(*values))
-            yield values
-
-    def each_seed(self) -> Iterator[int]:
-        """Yield the seeds, and report each as a step."""
-        return (seed for (seed,) in self.each("seed {}", self.seeds))
-
-    def each_seed_of(self, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-        """Yield every name with every seed, and report each pair as a step."""
-        return ((name, seed) for name, seed in self.each("{}, seed {}", names, self.seeds))
-
-    def train(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
-        """Return the runs by name; None for a run that is missing and may not be trained."""
-        if self.runs is None:
-            raise ValueError("expected settings with runs= for a claim that trains, got none; pass a RunCache")
-        return self.runs(wanted)
-
-    def train_rows(self, rows: Mapping[Any, TrainConfig], words: str = "{}") -> Runs:
-        """Return the runs of every row, one per seed, which are named by `words` with the row in the braces."""
-        names = {(row, seed): f"{named(words, row)}, seed {seed}" for row in rows for seed in self.seeds}
-        found = self.train({name: rows[row].with_changes(seed=seed) for (row, seed), name in names.items()})
-        there = {place: run for place, name in names.items() if (run := found[name]) is not None}
-        return Runs({row: {seed: there[row, seed] for seed in self.seeds if (row, seed) in there} for row in rows})
-
-
-@dataclass(frozen=True)
-class MeasuredRows:
-    """The measurement of a claim whose runs are the rows of a table."""
-
-    rows: Callable[[Scale], Mapping[Any, TrainConfig]]
-    words: str
-    measure: Callable[[Runs, Scale], Measurement]
-
-    def __call__(self, settings: Settings) -> Measurement:
-        """Train every row with every seed, and measure the runs."""
-        return self.measure(settings.train_rows(self.rows(settings.scale), self.words), settings.scale)
-
-
-# Whether the runs behind a claim are those that today's code would make
-
-
-@dataclass(frozen=True)
-class Freshness:
-    """Whether runs are stale, with the reasons; the state is empty without runs."""
-
-    state: State = ""
-    reasons: tuple[str, ...] = ()
-
-
-def kept_results(out: Path, runs: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], Freshness]:
-    """The results of the kept runs of a claim by folder, None if one is no longer kept, and the freshness of all."""
-    kept = {run["folder"]: KeptRun(out / "runs" / run["folder"]) for run in runs.values() if "folder" in run}
-    return {folder: run.result for folder, run in kept.items()}, freshness_of(out, runs, kept)
-
-
-def freshness_of(out: Path, runs: Mapping[str, Mapping[str, Any]], kept: Mapping[str, KeptRun]) -> Freshness:
-    """Judge the runs of a result.
-
-    A result of release 0.1 does not say which method was asked for: it is the one that the run's file names.
-
-    Args:
-        out: Folder of the results, with canaries.json.
-        runs: The records of the runs; those of the kept ones have their folder and the method asked for.
-        kept: The kept runs by folder.
-    """
-    commits = _canaries(out)
-    made = [_run(commits, kept[run["folder"]], run.get("method")) for run in runs.values() if "folder" in run]
-    found = Counter(made)
-    if not found:
-        return Freshness()
-    states = {state for state, _ in found}
-    state: State = "stale" if "stale" in states else "unknown" if "unknown" in states else "fresh"
-    counted = sorted(found.items(), key=lambda item: (item[0][0], -item[1]))
-    reasons = (f"{count} of {len(made)} runs {reason}" for (_, reason), count in counted if reason)
-    return Freshness(state, tuple(reasons))
-
-
-def _run(commits: Mapping[str, Any], run: KeptRun, asked: str | None) -> tuple[State, str]:
-    """The state of one run, and the reason."""
-    if run.result is None:
-        return "unknown", "no longer kept"
-    wanted = asked or run.written_method
-    if not run.is_of(wanted):
-        return "stale", f"made with {run.config.method}, not {wanted}"
-    families = stale_families(run.config, run.result.get("canary") or commits.get(run.result["commit"], "unknown"))
-    if families is None:
-        return "unknown", "without reference values to compare"
-    return (
-        ("stale", f"for which today's code computes other reference values ({', '.join(families)})")
-        if families
-        else ("fresh", "")
-    )
-
-
-def _canaries(out: Path) -> Mapping[str, Any]:
-    """The canaries of earlier commits, as stored beside the results."""
-    path = out / "canaries.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))["commits"]) if path.exists() else {}

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from normfree.comparison.run_engine import Reports, RunEngine, summarize_reports
-from normfree.comparison.sweep import RunTask, train_runs
+from normfree.comparison.compare_runs import RunTask, train_runs
+from normfree.comparison.run_executor import Reports, RunExecutor, summarize_reports
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
 from normfree.methods.method import Form
 from normfree.models import build
@@ -22,8 +22,8 @@ from normfree.nn.devices import device_of
 from normfree.provenance import commit
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
-from normfree.train.data import is_text
-from normfree.train.engine.stages import count_stage_layers
+from normfree.train.data_sources import is_text
+from normfree.train.engine.kernel_stages import count_stage_layers
 from normfree_papers.claims.canary_training import record_of
 
 # Measured on one H200: operations per second of a wide network; of a narrow one, seconds per step and layer and per
@@ -45,7 +45,7 @@ def train_and_keep(
     work: Path,
     kept: Callable[[TrainConfig], Path],
     *,
-    engine: RunEngine,
+    executor: RunExecutor,
     report: Callable[[int, int, str], None],
 ) -> int | None:
     """Train runs, and copy the files of each that ends.
@@ -54,7 +54,7 @@ def train_and_keep(
         wanted: The configurations by the names of the runs; two names may ask for the same run.
         work: Folder of the runs in progress.
         kept: Returns the folder in which to keep a run.
-        engine: Where the runs are trained.
+        executor: Where the runs are trained.
         report: Called with the runs done, the number of runs, and a status text.
 
     Returns:
@@ -74,7 +74,7 @@ def train_and_keep(
         report(done, len(tasks), names[task.folder.name])
 
     report(0, len(tasks), "")
-    return train_runs(tasks, keep_ended, engine=engine, on_report=show)
+    return train_runs(tasks, keep_ended, executor=executor, on_report=show)
 
 
 def keep(folder: Path, kept: Path) -> None:

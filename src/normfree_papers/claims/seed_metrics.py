@@ -18,7 +18,7 @@ from normfree_papers.claims.depth_curves import table
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
-    from normfree_papers.claims.run_cache import Settings
+    from normfree_papers.claims.settings import Settings
 
 Numbers = dict[int, float]  # by seed
 
@@ -52,7 +52,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Trained:
+class EndedRun:
     """A run that ended: its result, and one record per epoch."""
 
     result: Mapping[str, Any]
@@ -68,26 +68,26 @@ class Trained:
         return chance if self.diverged else float(self.result["test"]["accuracy"])
 
 
-def accuracy(run: Trained, diverged: float = CHANCE) -> float:
+def accuracy(run: EndedRun, diverged: float = CHANCE) -> float:
     """Test accuracy; `diverged` is the value for a diverged run."""
     return 100 * run.accuracy(diverged / 100)
 
 
-def error(run: Trained) -> float:
+def error(run: EndedRun) -> float:
     """Test error; a diverged run counts as chance."""
     return 100 - accuracy(run)
 
 
-def training_accuracy(run: Trained, diverged: float = CHANCE) -> float:
+def training_accuracy(run: EndedRun, diverged: float = CHANCE) -> float:
     """Accuracy on the augmented training images over the last epoch."""
     return diverged if run.diverged else _fitted(run, -1)
 
 
-def _fitted(run: Trained, epoch: int) -> float:
+def _fitted(run: EndedRun, epoch: int) -> float:
     return 100 * float(run.metrics[epoch]["train_accuracy"])
 
 
-def bleu(run: Trained) -> float:
+def bleu(run: EndedRun) -> float:
     """BLEU of a run's test sentences; 0 for a diverged run."""
     return 0.0 if run.diverged else float(run.result["bleu"]["score"])
 
@@ -125,24 +125,24 @@ def named(words: str, row: Any) -> str:
     return words.format(*row) if isinstance(row, tuple) else words.format(row)
 
 
-class Columns(dict[Any, Numbers]):
-    """A number of the runs of every row, by seed."""
+class NumbersByRow(dict[Any, Numbers]):
+    """One number of each training run: the rows of a table, each with one number per seed."""
 
-    def named(self, words: str) -> Columns:
+    def named(self, words: str) -> NumbersByRow:
         """The columns under `words` with the row in the braces.
 
-        >>> Columns({"one": {0: 1.0}}).named("error, {}")
+        >>> NumbersByRow({"one": {0: 1.0}}).named("error, {}")
         {'error, one': {0: 1.0}}
         """
-        return Columns({named(words, row): numbers for row, numbers in self.items()})
+        return NumbersByRow({named(words, row): numbers for row, numbers in self.items()})
 
-    def leads(self, *pairs: tuple[Any, Any]) -> Columns:
+    def differences(self, *pairs: tuple[Any, Any]) -> NumbersByRow:
         """The differences of pairs of rows.
 
-        >>> Columns({"a": {0: 3.0, 1: 1.0}, "b": {0: 1.0}}).leads(("a", "b"))
+        >>> NumbersByRow({"a": {0: 3.0, 1: 1.0}, "b": {0: 1.0}}).differences(("a", "b"))
         {'a - b': {0: 2.0}}
         """
-        return Columns({f"{first} - {second}": minus(self[first], self[second]) for first, second in pairs})
+        return NumbersByRow({f"{first} - {second}": minus(self[first], self[second]) for first, second in pairs})
 
     def accuracy_table(self, rows_are: str = "row") -> tuple[Table, ...]:
         """The table of test accuracies, with the mean over the seeds; none without numbers."""
@@ -158,12 +158,12 @@ class Columns(dict[Any, Numbers]):
         return points_panel(title, {"paper": printed, "measured here": [self[row] for row in names]}, names=names)
 
 
-class Runs(dict[Any, dict[int, Trained]]):
+class Runs(dict[Any, dict[int, EndedRun]]):
     """Training runs by row and seed; missing ones are left out."""
 
-    def numbers(self, number: Callable[[Trained], float]) -> Columns:
+    def numbers(self, number: Callable[[EndedRun], float]) -> NumbersByRow:
         """A number of every run."""
-        return Columns({row: {seed: number(run) for seed, run in seeds.items()} for row, seeds in self.items()})
+        return NumbersByRow({row: {seed: number(run) for seed, run in seeds.items()} for row, seeds in self.items()})
 
     def learning_panel(self, title: str, chance: float | None = CHANCE) -> tuple[Panel, ...]:
         """The panel of training accuracy after every epoch: the median of the seeds that reached it, and each seed."""
@@ -250,7 +250,7 @@ def points_panel(
 # Sweeps over learning rates
 
 
-def by_seed(tried: Mapping[float, Mapping[int, Trained]], *, whole: bool) -> dict[int, dict[float, Trained]]:
+def by_seed(tried: Mapping[float, Mapping[int, EndedRun]], *, whole: bool) -> dict[int, dict[float, EndedRun]]:
     """The runs of every seed by rate.
 
     With `whole`, only seeds for which all rates were tried: only then can a network be said not to train.
@@ -259,13 +259,13 @@ def by_seed(tried: Mapping[float, Mapping[int, Trained]], *, whole: bool) -> dic
     return {seed: of for seed, of in sorted(runs.items()) if len(of) == len(tried) or not whole}
 
 
-def best_rates(tried: Mapping[float, Mapping[int, Trained]], *, whole: bool) -> dict[int, tuple[float, Trained]]:
+def best_rates(tried: Mapping[float, Mapping[int, EndedRun]], *, whole: bool) -> dict[int, tuple[float, EndedRun]]:
     """The rate and the run that are best on the held-out images, by seed; `whole` as above."""
     found = by_seed(tried, whole=whole)
     return {seed: max(of.items(), key=lambda pair: held_out(pair[1])) for seed, of in found.items()}
 
 
-def held_out(run: Trained) -> float:
+def held_out(run: EndedRun) -> float:
     """Accuracy on the held-out images, by which a rate is chosen; -1 for a diverged run."""
     return -1.0 if run.diverged else float(run.result["validation"]["accuracy"])
 
@@ -303,15 +303,15 @@ class Sweep:
         runs = settings.train_rows(rows, "{}, {} layers, lr {:g}")
         return cls(tuple(methods), tuple(networks), tuple(rates), runs, diverged, trains)
 
-    def accuracy(self, run: Trained) -> float:
+    def accuracy(self, run: EndedRun) -> float:
         """Test accuracy of a run."""
         return accuracy(run, self.diverged)
 
-    def tried(self, label: str, depth: int) -> dict[float, dict[int, Trained]]:
+    def tried(self, label: str, depth: int) -> dict[float, dict[int, EndedRun]]:
         """The runs of an initialization at a depth, by rate and seed."""
         return {rate: self.runs[label, depth, rate] for rate in self.rates}
 
-    def best(self, label: str, depth: int, *, whole: bool) -> dict[int, Trained]:
+    def best(self, label: str, depth: int, *, whole: bool) -> dict[int, EndedRun]:
         """The run that is best on the held-out images, by seed."""
         return {seed: run for seed, (_, run) in best_rates(self.tried(label, depth), whole=whole).items()}
 

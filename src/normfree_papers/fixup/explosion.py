@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normfree.diagnostics.gradient_bounds import BlockBound, Bounds, SetBound, gradient_bounds
+from normfree.diagnostics.homogeneity_bounds import BlockBound, Bounds, SetBound, gradient_bounds
 from normfree.diagnostics.propagation import propagate
 from normfree.models import Network, build
 from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect

@@ -10,7 +10,6 @@ from __future__ import annotations
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
-from normfree_papers.claims.range_reasons import does_not_train, printed_error, reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
@@ -22,6 +21,7 @@ from normfree_papers.claims.seed_metrics import (
     minus,
     training_accuracy,
 )
+from normfree_papers.claims.shared_ranges import does_not_train, printed_error, reading, trains
 
 # Table 1: ResNet-110
 
@@ -87,8 +87,8 @@ def table1(runs: Runs, scale: Scale) -> Measurement:
     found, fitted = runs.numbers(error), runs.numbers(training_accuracy)
     model, mark, paper = ("ResNet-20", "ResNet-20: ", {}) if scale == "quick" else ("ResNet-110", "", _TABLE1)
     columns = {f"{mark}test error, {row}": numbers for row, numbers in found.items() if row != _XAVIER}
-    columns |= found.leads(("Fixup", "batch norm")).named(mark + "{}")
-    columns |= fitted.leads(("Fixup", "batch norm")).named(mark + "training accuracy, {}")
+    columns |= found.differences(("Fixup", "batch norm")).named(mark + "{}")
+    columns |= fitted.differences(("Fixup", "batch norm")).named(mark + "training accuracy, {}")
     if scale == "full":
         columns["Xavier - Fixup"] = minus(found["Xavier, small rate"], found["Fixup"])
         columns[f"accuracy, {_XAVIER}"] = runs.numbers(accuracy)[_XAVIER]
@@ -147,7 +147,7 @@ def table4(runs: Runs, scale: Scale) -> Measurement:
     found = runs.numbers(error)
     model, mark, paper = ("WRN-16-1", "WRN-16-1: ", {}) if scale == "quick" else ("WRN-40-10", "", _TABLE4)
     return Measurement(
-        values=found.named(mark + "test error, {}") | found.leads(("Fixup", "batch norm")).named(mark + "{}"),
+        values=found.named(mark + "test error, {}") | found.differences(("Fixup", "batch norm")).named(mark + "{}"),
         panels=(
             *found.paper_panel(f"test error of {model}", paper),
             *runs.learning_panel(f"training accuracy of {model}, on mixed images"),

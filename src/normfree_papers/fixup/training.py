@@ -8,7 +8,6 @@ from __future__ import annotations
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
-from normfree_papers.claims.range_reasons import GAP, does_not_train, reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
@@ -20,6 +19,7 @@ from normfree_papers.claims.seed_metrics import (
     points_panel,
     training_accuracy,
 )
+from normfree_papers.claims.shared_ranges import GAP, does_not_train, reading, trains
 
 # Section 3: rule 2 alone is sufficient and necessary, rules 1 and 3 improve on it
 
@@ -91,8 +91,8 @@ def sec3(runs: Runs, scale: Scale) -> Measurement:
     fitted, errors = early.numbers(training_accuracy), whole.numbers(error)
     columns = deep.numbers(accuracy).named("accuracy, {}")
     columns |= fitted.named("training accuracy, {}") | errors.named("test error, {}")
-    columns |= fitted.leads(("Fixup", _ALONE))
-    columns |= errors.leads(*((row, "Fixup") for row in list(errors)[1:])).named("test error, {}")
+    columns |= fitted.differences(("Fixup", _ALONE))
+    columns |= errors.differences(*((row, "Fixup") for row in list(errors)[1:])).named("test error, {}")
     network = "ResNet-20" if scale == "quick" else "ResNet-110"
     return Measurement(
         values=columns,
@@ -277,7 +277,7 @@ def fig4(runs: Runs, scale: Scale) -> Measurement:
     Differs: the mean over the third epoch, since runs log once per epoch.
     """
     found, errors = runs.numbers(training_accuracy), runs.numbers(lambda run: 100 - training_accuracy(run))
-    columns = found.named("training accuracy, {}") | found.leads(*_LOSES)
+    columns = found.named("training accuracy, {}") | found.differences(*_LOSES)
     columns["training errors over batch norm's"] = over(errors["Fixup"], errors["batch norm"])
     return Measurement(
         values=columns,

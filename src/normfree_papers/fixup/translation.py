@@ -43,7 +43,8 @@ def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Me
     found = runs.numbers(bleu)
     here = {row: numbers for row, numbers in found.items() if numbers}
     return Measurement(
-        values=found.named("BLEU, {}") | found.leads(*((row, "layer norm") for row in rows if row != "layer norm")),
+        values=found.named("BLEU, {}")
+        | found.differences(*((row, "layer norm") for row in rows if row != "layer norm")),
         panels=(
             *points_panel("test sentences", {"measured here": list(here.values())}, "BLEU", names=tuple(here)),
             *runs.learning_panel(_TOKENS, chance=None),
@@ -149,7 +150,7 @@ def table3(settings: Settings) -> Measurement:
     cost=Cost(quick_seconds=60, full_seconds=6300, device="gpu"),
     checks=_BOTH_SCALES,
     needs_data="Multi30k",
-    proxy="Multi30k in place of IWSLT",
+    stand_in="Multi30k in place of IWSLT",
     version=2,
     departures=(
         "4 + 4 layers, 256 wide, 60 epochs, a dropout of 0.3",
@@ -180,7 +181,7 @@ def multi30k(settings: Settings) -> Measurement:
     cost=Cost(quick_seconds=60, full_seconds=7200, device="gpu"),
     checks=_BOTH_SCALES,
     needs_data="Europarl-200k",
-    proxy="Europarl in place of IWSLT",
+    stand_in="Europarl in place of IWSLT",
     version=2,
     departures=("20 epochs, where the paper has 200,000 updates", _WORDS_DEPART, _MEMORY_DEPART, _NO_AVERAGE),
 )

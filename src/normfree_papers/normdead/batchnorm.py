@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normfree.nn.normalizers import normalizer
 from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, means
-from normfree_papers.normdead.float64 import apart, generator, normal, rounding
+from normfree_papers.normdead.float64_draws import apart, generator, normal, rounding
 
 _IMAGES = (16, 6, 6, 6)  # as many channels as columns, so that the listing runs
 _OVER = (0, 2, 3)

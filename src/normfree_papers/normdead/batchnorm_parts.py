@@ -17,7 +17,15 @@ from normfree.nn.residual import Residual
 from normfree.report import Table
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect
 from normfree_papers.claims.depth_curves import chart, means, table
-from normfree_papers.normdead.float64 import ROUNDING, WHY_ROUNDING, apart, generator, normal, rounding, undisturbed
+from normfree_papers.normdead.float64_draws import (
+    ROUNDING,
+    WHY_ROUNDING,
+    apart,
+    generator,
+    normal,
+    rounding,
+    undisturbed,
+)
 from normfree_papers.normdead.single_layer import layer_values
 
 _FACTOR = 3.0

@@ -16,7 +16,7 @@ from normfree.models import build
 from normfree.nn.normalizers import normalizer
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, exponent, means
-from normfree_papers.normdead.float64 import apart, batch_norm, generator, normal, rounding, undisturbed
+from normfree_papers.normdead.float64_draws import apart, batch_norm, generator, normal, rounding, undisturbed
 
 _BATCHES = (8, 16, 32, 64, 128, 256)
 _DROPPED = 0.2

@@ -18,7 +18,7 @@ from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS, WeightKind
 from normfree.report import Table
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim, expect
 from normfree_papers.claims.depth_curves import table
-from normfree_papers.normdead.float64 import ROUNDING, generator, normal, undisturbed
+from normfree_papers.normdead.float64_draws import ROUNDING, generator, normal, undisturbed
 
 _FACTOR = 3.0  # no power of two, which would change no digit
 

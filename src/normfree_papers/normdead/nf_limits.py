@@ -20,7 +20,7 @@ from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import weight_kind
 from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
 from normfree_papers.claims.depth_curves import chart, means
-from normfree_papers.normdead.float64 import generator, normal, undisturbed
+from normfree_papers.normdead.float64_draws import generator, normal, undisturbed
 from normfree_papers.normdead.nf_signal import centred, variance
 
 _BLOCKS, _WIDTH, _GROWTH, _DRAWS = 12, 512, 64, 1_000_000

@@ -20,7 +20,7 @@ from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import StandardizedConv2d, StandardizedLinear, WeightNormLinear
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, means, straight_line
-from normfree_papers.normdead.float64 import batch_norm, generator, he, normal, rounding, undisturbed
+from normfree_papers.normdead.float64_draws import batch_norm, generator, he, normal, rounding, undisturbed
 
 _GAMMA = (2 / (1 - 1 / math.pi)) ** 0.5  # 1/√Var ReLU(N(0, 1)), independent of `theory`
 _WIDTH, _BATCH, _LAYERS, _BLOCKS = 512, 1024, 6, 8

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normfree.diagnostics.curvature import Hessian
 from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
 from normfree_papers.claims.depth_curves import chart, means, table
-from normfree_papers.normdead.float64 import apart, generator, normal, rounding
+from normfree_papers.normdead.float64_draws import apart, generator, normal, rounding
 
 _SAMPLES, _FEATURES = 2000, 8
 _FORMS = ("raw", "centred", "normalized", "whitened")

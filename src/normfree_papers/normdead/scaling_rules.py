@@ -19,7 +19,7 @@ from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
 from normfree_papers.claims.depth_curves import chart, means, table
-from normfree_papers.normdead.float64 import apart, generator, normal
+from normfree_papers.normdead.float64_draws import apart, generator, normal
 
 _DEPTH, _WIDTH, _BATCH = 16, 256, 64  # of a quick run
 _FULL_DEPTH, _FULL_WIDTH = 40, 320

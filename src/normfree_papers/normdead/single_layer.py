@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree_papers.normdead.float64 import apart, batch_norm, generator, he, normal
+from normfree_papers.normdead.float64_draws import apart, batch_norm, generator, he, normal
 from normfree_papers.normdead.nf_signal import centred
 
 _FACTOR = 3.0

@@ -19,7 +19,7 @@ from normfree.nn.residual import Residual
 from normfree.report.panels import Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, means
-from normfree_papers.normdead.float64 import generator, he, normal, undisturbed
+from normfree_papers.normdead.float64_draws import generator, he, normal, undisturbed
 
 # Section 3.2, first half: the same transform f(x) = ReLU(Wx) under three kinds of skip connection
 

@@ -20,8 +20,9 @@ from normfree.diagnostics.signals import Signal
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import gain, standardized
 from normfree.models import build
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, aside, expect, register
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.depth_curves import chart, decades, factor_per_block, geometric_means, stage_starts
+from normfree_papers.claims.registry import register
 from normfree_papers.robust.gradient_theory import Weights, expected_curve
 
 

@@ -22,7 +22,7 @@ from normfree_papers.claims.seed_metrics import (
     DEAD,
     DIVERGED,
     QUICK_SETTINGS,
-    Columns,
+    NumbersByRow,
     Runs,
     accuracy,
     combined,
@@ -228,7 +228,7 @@ def _measure(figure: _Figure, runs: Runs, scale: Scale) -> Measurement:
     )
 
 
-def _tested(network: str, runs: Runs, found: Columns) -> tuple[Panel, ...]:
+def _tested(network: str, runs: Runs, found: NumbersByRow) -> tuple[Panel, ...]:
     """The panel of final test accuracies by kind of shortcut; diverged runs are crossed, and batch norm is a line."""
     drawn = {"proposed": PROPOSED.values(), "Brock": BROCK.values()}
     normed = found[_NORMED].values()
@@ -245,7 +245,7 @@ def _tested(network: str, runs: Runs, found: Columns) -> tuple[Panel, ...]:
     )
 
 
-def _table(network: str, runs: Runs, found: Columns) -> tuple[Table, ...]:
+def _table(network: str, runs: Runs, found: NumbersByRow) -> tuple[Table, ...]:
     rows = []
     for row, seeds in runs.items():
         if seeds:

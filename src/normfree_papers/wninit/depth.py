@@ -14,7 +14,6 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
-from normfree_papers.claims.range_reasons import does_not_train, reading, trains
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     CHANCE_LINE,
@@ -29,6 +28,7 @@ from normfree_papers.claims.seed_metrics import (
     mean,
     minus,
 )
+from normfree_papers.claims.shared_ranges import does_not_train, reading, trains
 
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}

@@ -16,8 +16,8 @@ from normfree import theory
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim, expect, near, training_claim
 from normfree_papers.claims.depth_curves import chart, decades, geometric_means, table
-from normfree_papers.claims.range_reasons import reading, trains
-from normfree_papers.claims.seed_metrics import CHANCE, DEAD, QUICK_SETTINGS, Columns, Sweep
+from normfree_papers.claims.seed_metrics import CHANCE, DEAD, QUICK_SETTINGS, NumbersByRow, Sweep
+from normfree_papers.claims.shared_ranges import reading, trains
 from normfree_papers.wninit.networks import (
     Norms,
     feed_forward,
@@ -268,9 +268,9 @@ def sec3(settings: Settings) -> Measurement:
     network = recipe("wninit_seeds", **(_SMALL if settings.quick else {}))
     rates = (0.03,) if settings.quick else (0.1, 0.03, 0.01)
     sweep = Sweep.run(settings, _ALL, {depth: network}, rates, diverged=CHANCE, trains=DEAD)
-    found = Columns({label: sweep.accuracies(label, depth, whole=label != "proposed") for label in _ALL})
+    found = NumbersByRow({label: sweep.accuracies(label, depth, whole=label != "proposed") for label in _ALL})
     return Measurement(
-        values=found | found.leads(*(("proposed", other) for other in _OTHERS)),
+        values=found | found.differences(*(("proposed", other) for other in _OTHERS)),
         panels=sweep.panels("the embedded images" if settings.quick else "CIFAR-10"),
         notes=("a diverged run counts as chance",),
     )

@@ -19,8 +19,9 @@ from normfree import discover, theory
 from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.weight_layers import WeightNormLinear
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, claim, expect, register
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, claim, expect
 from normfree_papers.claims.depth_curves import chart, table
+from normfree_papers.claims.registry import register
 from normfree_papers.wninit.networks import feed_forward
 
 Direction = Literal["forward", "backward"]

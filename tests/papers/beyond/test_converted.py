@@ -5,8 +5,8 @@ import pytest
 from made_up_runs import checks_that, measure
 from normfree_papers.beyond.converted import EPOCHS, METHODS, RATES
 from normfree_papers.beyond.equal_time import TUNING_SEED
-from normfree_papers.claims.claim import get
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.registry import get
+from normfree_papers.claims.seed_metrics import EndedRun
 
 CLAIM = get("beyond/converted")
 SEEDS = (0, 1, 2)
@@ -14,7 +14,7 @@ SEEDS = (0, 1, 2)
 
 def run(accuracy, held_out=0.5):
     score = {"accuracy": accuracy, "loss": 1.0}
-    return Trained({"status": "finished", "test": score, "validation": {"accuracy": held_out}, "steps": 1}, ())
+    return EndedRun({"status": "finished", "test": score, "validation": {"accuracy": held_out}, "steps": 1}, ())
 
 
 def made(accuracies, best):

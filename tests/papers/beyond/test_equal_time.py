@@ -19,9 +19,9 @@ from normfree_papers.beyond.equal_time import (
     time_panel,
     trial_config,
 )
-from normfree_papers.claims.claim import get
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Runs, Trained
+from normfree_papers.claims.seed_metrics import EndedRun, Runs
 
 TIME, SIZES = get("beyond/equal_time"), get("beyond/batch_sizes")
 SEEDS = (0, 1, 2, 3, 4)
@@ -31,14 +31,14 @@ SET_UP = 20.0
 def run(accuracy, *, held_out=0.5, per_epoch=1.0, epochs=2):
     """A run that ended, or diverged if it has no accuracy; its set-up took 20 seconds."""
     if accuracy is None:
-        return Trained({"status": "diverged", "test": None, "steps": 7, "seconds": 9.0, "setup_seconds": SET_UP}, ())
+        return EndedRun({"status": "diverged", "test": None, "steps": 7, "seconds": 9.0, "setup_seconds": SET_UP}, ())
     each = range(1, epochs + 1)
     metrics = [
         {"epoch": e, "train_accuracy": 0.5, "validation_accuracy": accuracy, "seconds": SET_UP + per_epoch * e}
         for e in each
     ]
     result = {"status": "finished", "test": {"accuracy": accuracy}, "validation": {"accuracy": held_out}, "steps": 1}
-    return Trained({**result, "seconds": SET_UP + per_epoch * epochs + 1, "setup_seconds": SET_UP}, metrics)
+    return EndedRun({**result, "seconds": SET_UP + per_epoch * epochs + 1, "setup_seconds": SET_UP}, metrics)
 
 
 def made(gain, late=0.6):
@@ -151,7 +151,7 @@ def test_claim_fails_where_equal_time_brings_nothing_or_is_not_equal():
 def test_picture_over_time_is_the_mean_of_the_seeds_from_60_percent_on():
     def rising(shift):
         each = [{"validation_accuracy": (10 * e + shift) / 100, "seconds": SET_UP + e} for e in range(1, 10)]
-        return Trained({"status": "finished", "setup_seconds": SET_UP}, each)
+        return EndedRun({"status": "finished", "setup_seconds": SET_UP}, each)
 
     (panel,) = time_panel(Runs({"one": {0: rising(0), 1: rising(4)}, "none": {}}))
     (curve,) = panel.curves

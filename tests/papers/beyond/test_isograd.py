@@ -4,9 +4,9 @@ import pytest
 
 from made_up_runs import checks_that, measure
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import get
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 from normfree_papers.robust.training import EPOCHS
 
 CLAIM = get("beyond/isograd")
@@ -21,7 +21,7 @@ def measured(accuracies, **fields):
             return None
         tested = {"accuracy": accuracies[config.method], "loss": 1.0}
         epoch = {"step": 1, "epoch": 1, "train_accuracy": 0.5}
-        return Trained({"status": "finished", "test": tested, "steps": 1}, [epoch])
+        return EndedRun({"status": "finished", "test": tested, "steps": 1}, [epoch])
 
     return measure(CLAIM, make, **{"seeds": (0, 1, 2), **fields})
 

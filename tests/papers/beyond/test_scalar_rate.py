@@ -6,18 +6,19 @@ from made_up_runs import MadeUpRuns, checks_that, measure
 from normfree.models import build
 from normfree.train import TrainConfig
 from normfree_papers.beyond.scalar_rate import branches, extrapolated, largest_stable
-from normfree_papers.claims.claim import Measurement, get
+from normfree_papers.claims.claim import Measurement
 from normfree_papers.claims.judgement import Judgement
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 
 SEEDS = (0, 1, 2)
 
 
-def ended(accuracy: float | None) -> Trained:
+def ended(accuracy: float | None) -> EndedRun:
     if accuracy is None:
-        return Trained({"status": "diverged", "test": None}, [])
-    return Trained({"status": "finished", "test": {"accuracy": accuracy}}, [{"train_accuracy": accuracy}])
+        return EndedRun({"status": "diverged", "test": None}, [])
+    return EndedRun({"status": "finished", "test": {"accuracy": accuracy}}, [{"train_accuracy": accuracy}])
 
 
 def measured(name: str, accuracy, scale: str = "full") -> tuple[Measurement, Judgement, MadeUpRuns]:

@@ -6,16 +6,16 @@ import pytest
 
 from made_up_runs import checks_that, measure
 from normfree.train import TrainConfig
-from normfree_papers.claims.claim import get
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.registry import get
+from normfree_papers.claims.seed_metrics import EndedRun
 
 CLAIM = get("beyond/transformer_rates")
 LOST = {d: f"Fixup, bounded: BLEU lost at {d} layers" for d in (24, 96)}
 
 
-def ended(score: float, loss: float) -> Trained:
+def ended(score: float, loss: float) -> EndedRun:
     result = {"status": "finished", "bleu": {"score": score}, "validation": {"loss": loss, "accuracy": 0.5}}
-    return Trained(result, ({"train_accuracy": 0.5},))
+    return EndedRun(result, ({"train_accuracy": 0.5},))
 
 
 def depth_of(config: TrainConfig) -> int:
@@ -25,7 +25,7 @@ def depth_of(config: TrainConfig) -> int:
 def with_best(best: dict[str, dict[int, float]], price: float = 3.0) -> Any:
     """Runs whose loss is lowest, and BLEU highest, at the given rate of a method and depth."""
 
-    def make(_name: str, config: TrainConfig) -> Trained:
+    def make(_name: str, config: TrainConfig) -> EndedRun:
         off = config.lr != best[config.method][depth_of(config)]
         return ended(30.0 + 0.1 * config.seed - price * off, 2.0 + off)
 
@@ -60,7 +60,7 @@ def test_networks_that_do_not_translate_have_no_best_rate() -> None:
     best = dict.fromkeys(("fixup_bounded", "fixup", "layernorm"), SAME)
     runs = with_best(best)
 
-    def silent(name: str, config: TrainConfig) -> Trained:
+    def silent(name: str, config: TrainConfig) -> EndedRun:
         return ended(1.0, runs(name, config).result["validation"]["loss"])
 
     _, judgement, _ = measure(CLAIM, silent, seeds=(0, 1, 2))
@@ -73,7 +73,7 @@ def test_missing_rate_leaves_the_choice_open() -> None:
     best = dict.fromkeys(("fixup_bounded", "fixup", "layernorm"), SAME)
     runs = with_best(best)
 
-    def make(name: str, config: TrainConfig) -> Trained | None:
+    def make(name: str, config: TrainConfig) -> EndedRun | None:
         lacks = config.method == "fixup_bounded" and depth_of(config) == 96 and config.lr == 3e-3
         return None if lacks else runs(name, config)
 

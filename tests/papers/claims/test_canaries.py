@@ -9,7 +9,7 @@ import pytest
 
 import canaries
 import normfree
-from canaries import CPU, RUNS, STORED, UNKNOWN, kept_families, stored_families
+from canaries import CPU, RUNS, STORED, UNKNOWN, kept_probes, stored_probes
 from normfree_papers.claims.canary import committed_record, differing, tolerance
 from normfree_papers.claims.canary_training import canary, settings_of
 
@@ -17,24 +17,24 @@ needs_results = pytest.mark.skipif(not RUNS.is_dir(), reason="the stored runs ar
 
 
 def test_driver_computes_what_the_canary_does(tmp_path: Path) -> None:
-    families = ["fixup resnet8", "layernorm transformer-1-1-16-32-2", "ema"]
-    wanted = {family: settings_of(family) for family in families}
+    probes = ["fixup resnet8", "layernorm transformer-1-1-16-32-2", "ema"]
+    wanted = {probe: settings_of(probe) for probe in probes}
     wanted["no such method"] = {**wanted["ema"], "method": "elsewhere"}
-    (tmp_path / "job.json").write_text(json.dumps({"families": wanted, "data": canaries._data()}))
+    (tmp_path / "job.json").write_text(json.dumps({"probes": wanted, "data": canaries._data()}))
     driver = Path(canaries.__file__).with_name("canary_driver.py")
     environment = {"PYTHONPATH": str(Path(normfree.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(driver), str(tmp_path / "job.json")]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found = json.loads(ran.stdout)
     assert found.pop("no such method") is None
-    assert not differing(found, canary(families=families), 1e-5)
+    assert not differing(found, canary(probes=probes), 1e-5)
 
 
 def test_unknown_commit_has_no_record() -> None:
     assert canaries._of_commit("0" * 40, {}) is None
 
 
-def test_the_canary_of_two_processes_has_the_families_on_which_they_agree(
+def test_the_canary_of_two_processes_has_the_probes_on_which_they_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, figure in (("one", 1.0), ("two", 2.0)):
@@ -47,11 +47,11 @@ def test_the_canary_of_two_processes_has_the_families_on_which_they_agree(
 
 @pytest.mark.gpu
 def test_figures_on_the_gpu_are_the_committed_ones() -> None:
-    families = ["fixup resnet8", "fixup wrn-10-1", "batchnorm resnet8", "crop", "schedule=cosine"]
+    probes = ["fixup resnet8", "fixup wrn-10-1", "batchnorm resnet8", "crop", "schedule=cosine"]
     for place in ("cuda float32", "cuda bf16", "cuda mixed"):
         committed, precision = committed_record()[place]["figures"], place.split()[1]
-        found = canary("cuda", precision=precision, families=families)
-        assert not differing(found, {family: committed[family] for family in families}, tolerance(place))
+        found = canary("cuda", precision=precision, probes=probes)
+        assert not differing(found, {probe: committed[probe] for probe in probes}, tolerance(place))
 
 
 def test_two_commits_have_the_figures_on_which_they_agree() -> None:
@@ -63,21 +63,21 @@ def test_two_commits_have_the_figures_on_which_they_agree() -> None:
 @needs_results
 def test_every_commit_of_a_stored_run_has_a_canary() -> None:
     stored = json.loads(STORED.read_text())["commits"]
-    for commit, families in stored_families().items():
+    for commit, probes in stored_probes().items():
         record = stored[commit]
         if record != UNKNOWN:
-            assert set(record[CPU]["figures"]) >= set(families), commit
+            assert set(record[CPU]["figures"]) >= set(probes), commit
             assert record[CPU]["tolerance"] == tolerance(CPU)
 
 
 @needs_results
-def test_families_of_kept_runs_are_committed() -> None:
-    assert set(kept_families()) <= set(committed_record()[CPU]["figures"]), "judging a claim would train them"
+def test_probes_of_kept_runs_are_committed() -> None:
+    assert set(kept_probes()) <= set(committed_record()[CPU]["figures"]), "judging a claim would train them"
 
 
 @needs_results
-def test_families_of_earlier_runs_are_spelled_as_today() -> None:
-    found = {family: settings for families in stored_families().values() for family, settings in families.items()}
+def test_probes_of_earlier_runs_are_spelled_as_today() -> None:
+    found = {probe: settings for probes in stored_probes().values() for probe, settings in probes.items()}
     assert found["fixup:slow_biases=false resnet8"]["method"] == "fixup"
     assert found["wn_default:directions=he wrn-10-1"]["method"] == "wn_default"
     assert "fixup resnet8" not in found

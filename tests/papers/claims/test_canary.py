@@ -1,4 +1,4 @@
-"""The canary: today's figures are the committed ones, and a change of the code changes those of its families only."""
+"""The canary: today's figures are the committed ones, and a change of the code changes those of its probes only."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,28 +23,28 @@ from normfree_papers.claims.run_training import keep
 PLACE, WITHIN = "cpu float32", canary.tolerance("cpu float32")
 TEXT, SETTINGS = (
     "transformer-1-1-16-32-2",
-    tuple(family for family in canary_training.all_families() if " " not in family),
+    tuple(probe for probe in canary_training.all_probes() if " " not in probe),
 )
 WATCHED = ("fixup resnet8", "he_in resnet8", "wn mlp-3-16", f"fixup {TEXT}", f"layernorm {TEXT}", "crop", "cutout")
 
 
-def changed(families: tuple[str, ...] = WATCHED) -> set[str]:
-    """Return the families that the code, as it is patched now, computes otherwise than committed."""
-    return set(canary.differing(canary_training.canary(families=families), canary.todays(PLACE, families), WITHIN))
+def changed(probes: tuple[str, ...] = WATCHED) -> set[str]:
+    """Return the probes that the code, as it is patched now, computes otherwise than committed."""
+    return set(canary.differing(canary_training.canary(probes=probes), canary.todays(PLACE, probes), WITHIN))
 
 
 def test_every_method_and_setting_is_committed() -> None:
     committed = canary.committed_record()[PLACE]["figures"]
-    assert set(canary_training.all_families()) <= set(committed)
-    assert {family.split()[0] for family in committed if " " in family} >= set(names())
+    assert set(canary_training.all_probes()) <= set(committed)
+    assert {probe.split()[0] for probe in committed if " " in probe} >= set(names())
 
 
 def test_todays_figures_are_the_committed_ones() -> None:
     once: dict[str, str] = {}  # a method on its first model, and on a Transformer
-    for family in canary_training.all_families():
-        method, _, model = family.partition(" ")
+    for probe in canary_training.all_probes():
+        method, _, model = probe.partition(" ")
         if model and "spectralnorm" not in method:
-            once.setdefault(f"{method} {TEXT if model == TEXT else ''}", family)
+            once.setdefault(f"{method} {TEXT if model == TEXT else ''}", probe)
     assert not changed((*once.values(), "spectralnorm mlp-3-16", *SETTINGS))
 
 
@@ -83,35 +83,35 @@ def test_cutout_before_the_normalization_changes_cutout_alone(monkeypatch: pytes
     assert changed() == {"cutout"}
 
 
-def test_another_order_of_images_changes_all_families_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_order_of_images_changes_all_probes_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     def reverse(seed: int, epoch: int, n: int, device: torch.device | str | None = None) -> Tensor:
         return epoch_order(seed, epoch, n, device).flip(0)
 
     monkeypatch.setattr(image_set, "epoch_order", reverse)
-    assert changed() == {family for family in WATCHED if TEXT not in family}
+    assert changed() == {probe for probe in WATCHED if TEXT not in probe}
 
 
-def test_families_of_a_run() -> None:
+def test_probes_of_a_run() -> None:
     config = TrainConfig(method="fixup:scale=10,bias=false", model="resnet110", mixup=0.7, optimizer="adamw")
-    assert canary.families_of(config) == (
+    assert canary.probes_of(config) == (
         "fixup:bias=false,scale=10.0 resnet8",
         "mixup",
         "optimizer=adamw",
         "schedule=cosine",
     )
-    assert canary.families_of(replace(config, form="pre"))[0] == "fixup:bias=false,scale=10.0 resnet8 pre"
-    assert canary.families_of(TrainConfig(model="torchvision:resnet50", method="as built")) == ()
-    assert canary.families_of(TrainConfig(model="torchvision:resnet50", method="fixup")) == ()
+    assert canary.probes_of(replace(config, form="pre"))[0] == "fixup:bias=false,scale=10.0 resnet8 pre"
+    assert canary.probes_of(TrainConfig(model="torchvision:resnet50", method="as built")) == ()
+    assert canary.probes_of(TrainConfig(model="torchvision:resnet50", method="fixup")) == ()
 
 
-def test_unknown_family() -> None:
-    with pytest.raises(ValueError, match="got the family 'fixup resnet9'"):
-        canary_training.canary(families=["fixup resnet9"])
+def test_unknown_probe() -> None:
+    with pytest.raises(ValueError, match="got the probe 'fixup resnet9'"):
+        canary_training.canary(probes=["fixup resnet9"])
 
 
 def test_canary_leaves_the_random_generator_as_it_was() -> None:
     before = torch.get_rng_state()
-    canary_training.canary(families=["fixup resnet8", "dropout"])
+    canary_training.canary(probes=["fixup resnet8", "dropout"])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -131,7 +131,7 @@ def test_a_run_has_no_canary_until_a_claim_keeps_it(trained: Path, tmp_path: Pat
     result = run.read_result()
     assert set(result["canary"][PLACE]["figures"]) == {"he_in mlp-3-16", "crop", "schedule=cosine"}
     assert result["canary"][PLACE]["tolerance"] == WITHIN
-    assert canary.stale_families(run.read_config(), result["canary"]) == []
+    assert canary.stale_probes(run.read_config(), result["canary"]) == []
 
 
 def test_a_run_of_other_code_is_kept_without_a_canary(
@@ -146,17 +146,17 @@ def test_a_model_of_another_package_has_no_canary() -> None:
     assert canary_training.record_of(TrainConfig(model="elsewhere:net"), torch.device("cpu")) == {}
 
 
-def test_stale_families() -> None:
+def test_stale_probes() -> None:
     config = TrainConfig(model="mlp-20-64", method="he_in", schedule="constant", crop=4)
     record = canary_training.record_of(config, torch.device("cpu"))
-    assert canary.stale_families(config, record) == []
+    assert canary.stale_probes(config, record) == []
     record[PLACE]["figures"]["crop"][0] *= 1 + 2 * WITHIN
-    assert canary.stale_families(config, record) == ["crop"]
-    assert canary.stale_families(replace(config, flip=True), record) is None, "flip was not tried"
+    assert canary.stale_probes(config, record) == ["crop"]
+    assert canary.stale_probes(replace(config, flip=True), record) is None, "flip was not tried"
     record[PLACE]["figures"]["crop"] = None
-    assert canary.stale_families(config, record) is None
-    assert canary.stale_families(config, "unknown") is None
-    assert canary.stale_families(TrainConfig(model="elsewhere:net", method="as built"), record) is None
+    assert canary.stale_probes(config, record) is None
+    assert canary.stale_probes(config, "unknown") is None
+    assert canary.stale_probes(TrainConfig(model="elsewhere:net", method="as built"), record) is None
 
 
 def test_figures_of_another_length_differ() -> None:

@@ -10,17 +10,9 @@ from pathlib import Path
 import pytest
 
 import normfree
-from normfree_papers.claims.claim import (
-    MODULES,
-    PAPERS,
-    Check,
-    Settings,
-    all_claims,
-    get,
-    near,
-    register,
-)
+from normfree_papers.claims.claim import Check, Settings, near
 from normfree_papers.claims.judgement import admits
+from normfree_papers.claims.registry import MODULES, PAPERS, all_claims, get, register
 
 
 def test_check_wants_a_range_and_a_reason():
@@ -85,7 +77,7 @@ def test_table_names_the_claims_of_every_module():
     code = """
 import json
 from importlib import import_module
-from normfree_papers.claims import claim as registry
+from normfree_papers.claims import registry
 found = {}
 for module in registry.MODULES:
     before = set(registry._CLAIMS)

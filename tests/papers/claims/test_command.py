@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from normfree_papers.claims import reproduction
-from normfree_papers.claims.claim import Check, Cost, all_claims
+from normfree_papers.claims.claim import Check, Cost
+from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.reproduction import result_path
 
 
@@ -146,7 +147,7 @@ def test_list_as_json_tells_what_was_measured(make, run, tmp_path):
     assert records["robust/fig2"]["status"] == "not run"
     assert records["robust/fig2"]["result"] is None
     wanted = {"id", "where", "statement", "paper_value", "how", "cost", "status", "deciding", "checks", "result"}
-    wanted |= {"proxy", "departures", "precision", "stale", "mutants", "unbreakable", "lacks"}
+    wanted |= {"stand_in", "departures", "precision", "stale", "mutants", "unbreakable", "lacks"}
     assert all(wanted <= set(record) for record in records.values())
 
 

@@ -17,13 +17,14 @@ from chromium import Open
 from normfree.cli import main
 from normfree.files import write_json
 from normfree.report.page import render_page
-from normfree_papers.claims import run_cache
-from normfree_papers.claims.claim import PAPERS, Check, Claim, Cost, all_claims
+from normfree_papers.claims import freshness
+from normfree_papers.claims.claim import Check, Claim, Cost
+from normfree_papers.claims.claim_status import CHECK_COLUMNS, Entry, cells, entries, origin_of, range_text, run_cells
+from normfree_papers.claims.freshness import Freshness
 from normfree_papers.claims.judgement import judge
 from normfree_papers.claims.ledger import code, escape, markdown, page, write_ledger
-from normfree_papers.claims.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, range_text, run_cells
+from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.reproduction import result_path
-from normfree_papers.claims.run_cache import Freshness
 
 ROOT = Path(__file__).parents[3]
 EVIL = "a <b>|*x* _y_ [z](w) `c` $d$ ~~e~~ &amp; \\| <script>alert(1)</script>"
@@ -304,21 +305,23 @@ def test_quick_result_is_marked_as_a_stand_in(tmp_path: Path) -> None:
 
 
 def test_stand_ins_departures_precision_and_planted_errors_stand_beside_the_verdict(tmp_path: Path) -> None:
-    proxy = made_up(proxy="CIFAR-10 in place of ImageNet", departures=("ten epochs", "one rate"), precision="float64")
+    stand_in = made_up(
+        stand_in="CIFAR-10 in place of ImageNet", departures=("ten epochs", "one rate"), precision="float64"
+    )
     other = made_up("other", unbreakable="it counts parameters")
     refuted = {"fails_with_readings": {"it diverges": ["one"]}, "gpu_minutes_of_mutants": {"no_scale": 7}}
     small = {"broken_by": {"no_scale": ["one"]}, "scale": "quick", "small_runs": {"^he": {"model": "mlp-3-16"}, "": {}}}
     planted = {
-        proxy.id: {"broken_by": {"no_scale": ["one"]}},
+        stand_in.id: {"broken_by": {"no_scale": ["one"]}},
         "fixup/third": {**refuted, "remark": "one seed only"},
         "fixup/fifth": {**refuted, **small},
         "fixup/sixth": {"broken_by": {}},
     }
     write_json(tmp_path / "mutants.json", {"claims": planted})
-    for claim in (proxy, other):
+    for claim in (stand_in, other):
         store(tmp_path, claim)
     rest = (made_up(name) for name in ("third", "fourth", "fifth", "sixth"))
-    text = Reader(text_of(tmp_path, proxy, other, *rest)).text
+    text = Reader(text_of(tmp_path, stand_in, other, *rest)).text
     assert "6 claims: 1 holds, 4 not run; 1 on a stand-in for the paper's data or networks: 1 holds." in text
     for words in (
         "✓ holds (stand-in)",
@@ -335,7 +338,7 @@ def test_stand_ins_departures_precision_and_planted_errors_stand_beside_the_verd
         "Planted errors: none of those tried makes it fail",
     ):
         assert words in text
-    sections = page(entries(tmp_path, [proxy, other]), tmp_path, tmp_path).sections
+    sections = page(entries(tmp_path, [stand_in, other]), tmp_path, tmp_path).sections
     assert "Departures from the paper: ten epochs; one rate" in sections[1].text
 
 
@@ -346,7 +349,7 @@ def test_missing_numbers_of_an_undecided_claim_are_named(tmp_path: Path) -> None
 
 def test_stale_runs_are_marked_and_the_verdict_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stale = Freshness("stale", ("1 of 1 runs made with nf:bias=false, not nf",))
-    monkeypatch.setattr(run_cache, "freshness_of", lambda out, runs, kept: stale if runs else Freshness())
+    monkeypatch.setattr(freshness, "freshness_of", lambda out, runs, kept: stale if runs else Freshness())
     keep_run(tmp_path)
     store(tmp_path, made_up(), runs={"one": {"folder": FOLDER, "method": "nf"}})
     seen = Reader(text_of(tmp_path, made_up()))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from normfree_papers.claims.claim import Check, Claim, all_claims
+from normfree_papers.claims.claim import Check, Claim
 from normfree_papers.claims.judgement import checks_at
 from normfree_papers.claims.ledger import DRAWINGS
+from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.reproduction import read_result, result_path
 
 CLAIMS = all_claims()

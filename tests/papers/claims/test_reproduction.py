@@ -15,7 +15,8 @@ from made_up_runs import reproduce
 from normfree.files import to_json_values, write_json, write_sealed_json
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
-from normfree_papers.claims.claim import PAPERS, Measurement, Settings
+from normfree_papers.claims.claim import Measurement, Settings
+from normfree_papers.claims.registry import PAPERS
 from normfree_papers.claims.reproduction import (
     collect,
     command,

@@ -20,19 +20,20 @@ import pytest
 import normfree
 from forked_runs import Runs, _serve
 from made_up_runs import reproduce
-from normfree.comparison.sweep import RunTask, train_run
+from normfree.comparison.compare_runs import RunTask, train_run
 from normfree.files import TEMPORARY
 from normfree.report.panels import Curve, Panel
 from normfree.train import RunFolder, TrainConfig, fit
-from normfree.train import data as train_data
+from normfree.train import data_sources as train_data
 from normfree.train.config import folder_name
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder as Folder
 from normfree_papers.claims import run_training as place
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, register
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
+from normfree_papers.claims.registry import register
 from normfree_papers.claims.run_cache import RunCache, StoppedError
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 from tiny_images import tiny_images
 
 BASE = TrainConfig(model="resmlp-2-8", epochs=2, batch_size=24, lr=0.01)
@@ -173,7 +174,7 @@ def test_diverged_run_is_kept_and_counts_as_chance(tmp_path: Path, fitted: list[
 
 
 def test_accuracy_of_a_finished_run_is_its_own() -> None:
-    assert Trained({"status": "finished", "test": {"accuracy": 0.75}}, []).accuracy(0.1) == 0.75
+    assert EndedRun({"status": "finished", "test": {"accuracy": 0.75}}, []).accuracy(0.1) == 0.75
 
 
 def test_kept_files_name_no_folder(tmp_path: Path) -> None:

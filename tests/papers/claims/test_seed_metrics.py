@@ -8,15 +8,15 @@ from made_up_runs import MadeUpRuns
 from normfree.train import TrainConfig
 from normfree_papers.claims import seed_metrics as rows
 from normfree_papers.claims.claim import Settings
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 
 BASE = TrainConfig()
 ROWS = {"one": BASE, "two": BASE.with_changes(lr=0.01)}
-DIVERGED = Trained({"status": "diverged", "test": None}, [])
+DIVERGED = EndedRun({"status": "diverged", "test": None}, [])
 
 
-def finished(accuracy: float) -> Trained:
-    return Trained({"status": "finished", "test": {"accuracy": accuracy}}, [{"train_accuracy": accuracy / 2}])
+def finished(accuracy: float) -> EndedRun:
+    return EndedRun({"status": "finished", "test": {"accuracy": accuracy}}, [{"train_accuracy": accuracy / 2}])
 
 
 def test_rows_are_trained_with_every_seed_and_what_is_missing_is_left_out():
@@ -49,7 +49,7 @@ def test_learning_names_what_diverged_before_its_first_epoch():
 def test_learning_is_the_median_of_the_seeds_that_ended_an_epoch_beside_each_of_them():
     shares = {0: (0.1, 0.2, 0.6), 1: (0.3,), 2: (0.9, 0.4)}
     seeds = {seed: [{"train_accuracy": share} for share in of] for seed, of in shares.items()}
-    runs = {seed: Trained({"status": "finished"}, metrics) for seed, metrics in seeds.items()}
+    runs = {seed: EndedRun({"status": "finished"}, metrics) for seed, metrics in seeds.items()}
     (panel,) = rows.Runs({"one": runs}).learning_panel("training")
     assert panel.curves[0].values == pytest.approx((30.0, 30.0, 60.0))
     singles = [10.0, 20.0, 60.0, 30.0, math.nan, math.nan, 90.0, 40.0, math.nan]
@@ -72,7 +72,7 @@ def test_points_are_medians_beside_the_single_seeds():
 
 
 def test_rows_show_what_is_printed_beside_what_was_measured():
-    (panel,) = rows.Columns({"one": {0: 1.0, 1: 3.0}, "none": {}, "two": {}, "three": {0: 5.0}}).paper_panel(
+    (panel,) = rows.NumbersByRow({"one": {0: 1.0, 1: 3.0}, "none": {}, "two": {}, "three": {0: 5.0}}).paper_panel(
         "error", {"one": 4.0, "two": 6.0}
     )
     assert panel.names == ("one", "two", "three")
@@ -81,5 +81,5 @@ def test_rows_show_what_is_printed_beside_what_was_measured():
         ("measured here", (1.0, 3.0), (2.0, 5.0)),
     ]
     assert panel.curves[1].singles[0] == (1.0, 5.0)
-    assert rows.Columns({"one": {}}).paper_panel("error", {"one": 4.0}) == ()
-    assert rows.Columns({"one": {0: 1.0}}).paper_panel("error", {}) == ()
+    assert rows.NumbersByRow({"one": {}}).paper_panel("error", {"one": 4.0}) == ()
+    assert rows.NumbersByRow({"one": {0: 1.0}}).paper_panel("error", {}) == ()

@@ -9,10 +9,11 @@ from made_up_runs import MadeUpRuns, checks_that, measure
 from normfree.models import build
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Measurement, get
+from normfree_papers.claims.claim import Measurement
 from normfree_papers.claims.judgement import Judgement, checks_at
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 from normfree_papers.fixup import training
 
 TRAINED = ("fixup/fig3", "fixup/table1", "fixup/fig4", "fixup/table4", "fixup/sec3")
@@ -24,15 +25,15 @@ Ends = Callable[[str, TrainConfig], float | str | None]
 def measured(
     claim_id: str, ends: Ends, scale: str = "full", seeds: tuple[int, ...] = SEEDS
 ) -> tuple[Measurement, Judgement, MadeUpRuns]:
-    def make(name: str, config: TrainConfig) -> Trained | None:
+    def make(name: str, config: TrainConfig) -> EndedRun | None:
         end = ends(name, config)
         if isinstance(end, str):
             return None
         if end is None:
-            return Trained({"status": "diverged", "test": None}, [])
+            return EndedRun({"status": "diverged", "test": None}, [])
         fitted = 1.0 if config.epochs == 200 else end  # long runs learn their training images by heart
         metrics = [{"epoch": e + 1, "train_accuracy": fitted} for e in range(config.epochs)]
-        return Trained({"status": "finished", "test": {"accuracy": end}}, metrics)
+        return EndedRun({"status": "finished", "test": {"accuracy": end}}, metrics)
 
     return measure(get(claim_id), make, scale=scale, seeds=seeds)
 
@@ -301,10 +302,10 @@ def test_imagenet_is_judged_by_what_is_printed():
     printed = {check.name: check.paper for check in claim.checks if isinstance(check.paper, float)}
 
     def ends_at(error: Callable[[str], float], fitted: float) -> tuple[Measurement, Judgement, MadeUpRuns]:
-        def make(name: str, _: TrainConfig) -> Trained:
+        def make(name: str, _: TrainConfig) -> EndedRun:
             row = name.rpartition(", seed")[0]
             train = fitted if row == "ResNet-50, Fixup" else 0.75
-            return Trained(
+            return EndedRun(
                 {"status": "finished", "test": {"accuracy": 1 - error(row) / 100}}, [{"train_accuracy": train}]
             )
 

@@ -5,8 +5,9 @@ import pytest
 from normfree import theory
 from normfree.methods.initialize import InitContext
 from normfree.plan import Layer
-from normfree_papers.claims.claim import Settings, get
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.judgement import admits
+from normfree_papers.claims.registry import get
 
 CLAIM = get("fixup/sec4_3")
 ZERO, SPREAD = "largest output of a branch at the start", "spread over depth, Fixup"

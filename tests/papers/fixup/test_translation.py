@@ -10,25 +10,25 @@ import pytest
 from made_up_runs import checks_that, measure
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.train import TrainConfig
-from normfree_papers.claims.claim import get
 from normfree_papers.claims.made_up_language import made_up_language
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 
 LAYER_NORM = "layernorm:xavier=true"
 MULTI30K, EUROPARL = "fixup/table3_multi30k", "fixup/table3_europarl"
 
 
-def ended(score: float | None, **fields: Any) -> Trained:
+def ended(score: float | None, **fields: Any) -> EndedRun:
     status = "diverged" if score is None else "finished"
     result = {"status": status, "test": None, **({} if score is None else {"bleu": {"score": score}}), **fields}
-    return Trained(result, () if score is None else ({"train_accuracy": 0.5}, {"train_accuracy": 0.75}))
+    return EndedRun(result, () if score is None else ({"train_accuracy": 0.5}, {"train_accuracy": 0.75}))
 
 
 def by_method(scores: dict[str, float | None]) -> Any:
     """Runs that end with a BLEU by method, half a point more with each seed; others are not there."""
 
-    def make(_name: str, config: TrainConfig) -> Trained | None:
+    def make(_name: str, config: TrainConfig) -> EndedRun | None:
         if config.method not in scores:
             return None
         score = scores[config.method]
@@ -74,9 +74,9 @@ def test_files_of_a_text_are_named_with_what_identifies_them() -> None:
     file = {"name": "a.de", "bytes": 12_000, "sha256": "ab"}
     runs = by_method({LAYER_NORM: 38.0, "fixup": 38.0})
 
-    def told(name: str, config: TrainConfig) -> Trained | None:
+    def told(name: str, config: TrainConfig) -> EndedRun | None:
         run = runs(name, config)
-        return run and Trained({**run.result, "inputs": {"train": [file]}}, run.metrics)
+        return run and EndedRun({**run.result, "inputs": {"train": [file]}}, run.metrics)
 
     (table,) = measure(get(EUROPARL), told, seeds=(0,))[0].tables
     assert table.rows == (("train", "a.de", "12,000", "ab"),)
@@ -84,7 +84,7 @@ def test_files_of_a_text_are_named_with_what_identifies_them() -> None:
 
 
 def test_both_data_sets_of_the_table_are_compared_on_their_own() -> None:
-    def make(name: str, config: TrainConfig) -> Trained:
+    def make(name: str, config: TrainConfig) -> EndedRun:
         return ended({"IWSLT": 34.2, "WMT": 29.3}[name.split()[0]] + (0.3 if config.method == "fixup" else 0.0))
 
     measurement, judgement, runs = measure(get("fixup/table3"), make, seeds=(0,))

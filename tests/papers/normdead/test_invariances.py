@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from made_up_runs import judge_means
-from normfree_papers.claims.claim import Settings, get
+from normfree_papers.claims.claim import Settings
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.reproduction import collect
 from normfree_papers.normdead import invariances as inv
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from made_up_runs import judge_means
-from normfree_papers.claims.claim import Settings, get
+from normfree_papers.claims.claim import Settings
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.reproduction import collect
-from normfree_papers.normdead import float64, nf_signal
+from normfree_papers.normdead import float64_draws, nf_signal
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -35,7 +36,7 @@ def test_output_mean_is_that_of_draws():
 
 def test_layer_factor_of_he_starts_with_twice_the_variance_of_relu(monkeypatch):
     monkeypatch.setattr(nf_signal, "_LAYERS", 1)
-    found = nf_signal.layer_factor(lambda g: float64.he(512, 512, 2.0, g), 0)
+    found = nf_signal.layer_factor(lambda g: float64_draws.he(512, 512, 2.0, g), 0)
     assert found == pytest.approx(1 - 1 / math.pi, rel=0.05)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from normfree_papers.normdead import float64, single_layer
+from normfree_papers.normdead import float64_draws, single_layer
 
 
 def test_share_is_one_for_a_constant_and_zero_for_a_centred_gradient():
@@ -13,7 +13,7 @@ def test_share_is_one_for_a_constant_and_zero_for_a_centred_gradient():
 
 def test_input_gradient_is_that_of_the_chain_rule():
     g = torch.Generator().manual_seed(0)
-    layer = float64.he(5, 4, 1.0, g)
+    layer = float64_draws.he(5, 4, 1.0, g)
     x, target = (torch.randn(3, n, generator=g, dtype=torch.float64) for n in (5, 4))
     y = (x @ layer.weight.T).detach()
     expected = ((y > 0) * (y.relu() - target)) @ layer.weight.detach()

@@ -4,8 +4,8 @@ import pytest
 
 from normfree.methods import get
 from normfree_papers.claims.claim import Settings
-from normfree_papers.claims.claim import get as get_claim
 from normfree_papers.claims.depth_curves import decades
+from normfree_papers.claims.registry import get as get_claim
 from normfree_papers.robust import signal
 
 SETTINGS = Settings(scale="quick", seeds=(0,))

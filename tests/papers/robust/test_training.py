@@ -10,12 +10,13 @@ from made_up_runs import MadeUpRuns, checks_that, measure
 from normfree.models import build
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Measurement, Settings, get
+from normfree_papers.claims.claim import Measurement, Settings
 from normfree_papers.claims.judgement import Judgement, admits, checks_at, judge
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.reproduction import collect
 from normfree_papers.claims.run_cache import RunCache
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Trained
+from normfree_papers.claims.seed_metrics import EndedRun
 from normfree_papers.robust.training import BESIDE, FIGURES, ROWS
 
 PROPOSED = {"idshort", "learnscalar", "convshort"}
@@ -30,18 +31,18 @@ HOLDS_18 = {"convshort": 0.915, "batchnorm_convshort": 0.92, "idshort": 0.9, "le
 )
 
 
-def made_up(accuracy: float | None) -> Trained:
+def made_up(accuracy: float | None) -> EndedRun:
     """A run that ended with this test accuracy, or diverged in its first epoch."""
     if accuracy is None:
-        return Trained({"status": "diverged", "test": None, "steps": 7}, ())
+        return EndedRun({"status": "diverged", "test": None, "steps": 7}, ())
     metrics = [{"step": i, "epoch": i, "train_accuracy": accuracy * i / 2} for i in (1, 2)]
-    return Trained({"status": "finished", "test": {"accuracy": accuracy, "loss": 1.0}, "steps": 2}, metrics)
+    return EndedRun({"status": "finished", "test": {"accuracy": accuracy, "loss": 1.0}, "steps": 2}, metrics)
 
 
 def measured(claim_id: str, found: Any, **fields: Any) -> tuple[Measurement, Judgement, MadeUpRuns]:
     """With the run of every method, or what a function makes of a configuration; those not named were not run."""
 
-    def make(_: str, config: TrainConfig) -> Trained | None:
+    def make(_: str, config: TrainConfig) -> EndedRun | None:
         if callable(found):
             return found(config)
         return made_up(found[config.method]) if config.method in found else None
@@ -194,7 +195,7 @@ def test_missing_run_leaves_out_only_what_needs_it():
 
 
 def test_differences_are_taken_within_a_seed():
-    def found(config: TrainConfig) -> Trained | None:
+    def found(config: TrainConfig) -> EndedRun | None:
         if (config.method, config.seed) == ("batchnorm_convshort", 0):
             return None
         base = HOLDS_18[config.method]

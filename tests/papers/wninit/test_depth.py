@@ -12,7 +12,7 @@ from normfree_papers.claims.judgement import checks_at
 from normfree_papers.claims.reproduction import collect
 from normfree_papers.claims.run_cache import RunCache
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Sweep, Trained
+from normfree_papers.claims.seed_metrics import EndedRun, Sweep
 from wninit_runs import DIVERGED, Made, asked_for, depth_of, get, made_up, measured, nothing
 
 NAMES = ("fig2_left", "fig2_right", "fig3_left", "fig3_right", "fig4", "table1", "sec3")
@@ -76,7 +76,7 @@ def test_no_run_gives_no_number_and_no_picture(name, scale):
 # Depth
 
 
-def mlps(config: TrainConfig) -> Trained:
+def mlps(config: TrainConfig) -> EndedRun:
     """What the paper says: the proposed trains at all depths, the data-dependent one to 20, at smaller rates."""
     if config.lr > 0.01 or (config.method == "wn_data" and (depth_of(config) > 21 or config.lr > 0.001)):
         return DIVERGED
@@ -94,7 +94,7 @@ def test_figure_2_holds_for_what_the_paper_says():
 
 
 def test_figure_2_fails_where_the_data_dependent_one_trains_deeper():
-    def make(config: TrainConfig) -> Trained:
+    def make(config: TrainConfig) -> EndedRun:
         return made_up(97.0) if config.method == "wn_data" and depth_of(config) == 51 else mlps(config)
 
     assert checks_that(measured("fig2_left", make)[1], "fails") == {"data-dependent, 50 layers"}
@@ -107,7 +107,7 @@ def test_figure_2_fails_where_the_proposed_one_does_not_train_200_layers():
 
 
 def test_rate_is_chosen_by_the_held_out_images():
-    def make(config: TrainConfig) -> Trained:
+    def make(config: TrainConfig) -> EndedRun:
         return {0.1: DIVERGED, 0.01: made_up(95.0, 80.0), 0.001: made_up(91.0, 85.0)}.get(config.lr, made_up(99, 10))
 
     values = measured("fig2_left", make)[0].values
@@ -155,7 +155,7 @@ def test_share_of_settings_is_counted():
 
 
 def test_share_is_missing_with_a_run_and_fails_when_equal():
-    def without_one(config: TrainConfig) -> Trained | None:
+    def without_one(config: TrainConfig) -> EndedRun | None:
         return None if (config.method, depth_of(config), config.lr) == ("wn", 11, 0.1) else mlps(config)
 
     assert "share, proposed" not in measured("fig2_right", without_one)[0].values
@@ -177,7 +177,7 @@ def test_larger_rates_count_from_ten_times_on():
 
 
 def test_plain_cnns_hold_and_fail():
-    def make(config: TrainConfig) -> Trained:
+    def make(config: TrainConfig) -> EndedRun:
         deep = config.method == "wn_data" and depth_of(config) > 11
         return DIVERGED if deep or config.lr == 0.1 else made_up(60.0)
 
@@ -190,7 +190,7 @@ def test_plain_cnns_hold_and_fail():
     assert checks_that(quick, "holds") == {check.name for check in checks_at(get("fig3_left"), "quick")}
 
 
-def wide(config: TrainConfig) -> Trained:
+def wide(config: TrainConfig) -> EndedRun:
     """What the paper says of one epoch: rates ten times Hanin's, the default diverges, data-dependent is slow."""
     top = {"wn": 0.03, "wn_hanin": 0.003, "wn_data": 0.001, "wn_default": 0.0}[config.method]
     return DIVERGED if config.lr > top else made_up({"wn": 38.0, "wn_hanin": 36.0}.get(config.method, 28.0))
@@ -207,21 +207,21 @@ def test_wide_resnets_hold_for_what_the_paper_says():
 
 
 def test_wide_resnets_fail_one_by_one():
-    def worse(config: TrainConfig) -> Trained:
+    def worse(config: TrainConfig) -> EndedRun:
         return made_up(26.0) if (config.method, depth_of(config)) == ("wn", 10_000) else wide(config)
 
     assert checks_that(measured("fig3_right", worse)[1], "fails") == {
         "proposed, most errors over fewest", "proposed - data-dependent, 10000 layers",
     }  # fmt: skip
 
-    def default_trains(config: TrainConfig) -> Trained:
+    def default_trains(config: TrainConfig) -> EndedRun:
         return made_up(30.0) if config.method == "wn_default" and depth_of(config) < 10_000 else wide(config)
 
     found, judgement, _ = measured("fig3_right", default_trains)
     assert found.values["PyTorch default, share of depths that train"] == [pytest.approx(2 / 3)]
     assert checks_that(judgement, "fails") == {"PyTorch default, share of depths that train"}
 
-    def hanin_as_fast(config: TrainConfig) -> Trained:
+    def hanin_as_fast(config: TrainConfig) -> EndedRun:
         return made_up(38.0) if config.method == "wn_hanin" and config.lr <= 0.01 else wide(config)
 
     assert checks_that(measured("fig3_right", hanin_as_fast)[1], "fails") == {"depths with a rate ten times Hanin's"}
@@ -237,7 +237,7 @@ def test_wide_resnets_without_the_deepest_leave_out_what_needs_it():
 # The choices of section 3
 
 
-def choices(config: TrainConfig) -> Trained:
+def choices(config: TrainConfig) -> EndedRun:
     return made_up(60.0 if config.method == "wn" else 55.0)
 
 

@@ -12,7 +12,7 @@ import torch
 import normfree as nf
 from normfree.train.engine import dry_run
 from normfree.train.engine.dry_run import DryRun, measure_run
-from normfree.train.engine.environment import StopRequestedError
+from normfree.train.engine.stop_signals import StopRequestedError
 from normfree.train.run import checkpoint
 from normfree.train.text.text_data import open_text
 from tiny_text import SIZE, write_pairs
@@ -26,7 +26,7 @@ def test_numbers_are_those_of_the_run(tmp_path: Path) -> None:
     result = nf.fit(CONFIG, out=tmp_path, picture=False)
     seconds = time.perf_counter() - began
     assert (found.parameters, found.steps) == (result.parameters, result.steps)
-    assert (found.unit, found.per_step, found.precision, found.compiled) == ("images", 64, "float32", False)
+    assert (found.unit, found.items_per_step, found.precision, found.compiled) == ("images", 64, "float32", False)
     tensors, _ = checkpoint.load(tmp_path)
     assert found.checkpoint == sum(tensor.nbytes for tensor in tensors.values())
     # A machine that others use is no clock: the estimate need only have the right size.
@@ -37,11 +37,17 @@ def test_numbers_are_those_of_the_run(tmp_path: Path) -> None:
 
 def test_time_is_the_sum_of_its_parts() -> None:
     parts: dict[str, Any] = {
-        "parameters": 1, "per_step": 2, "unit": "images", "device": "cpu", "precision": "float32", "compiled": False,
-        "memory": 3, "free": None, "checkpoint": 4, "measured": 5, "translates": False,
+        "parameters": 1, "items_per_step": 2, "unit": "images", "device": "cpu", "precision": "float32",
+        "compiled": False, "memory": 3, "free": None, "checkpoint": 4, "measured": 5, "translates": False,
     }  # fmt: skip
     found = DryRun(
-        epochs=10, epoch_steps=7, setup_seconds=1.0, step_seconds=0.5, validation_seconds=2.0, test_seconds=3.0, **parts
+        epochs=10,
+        steps_per_epoch=7,
+        setup_seconds=1.0,
+        step_seconds=0.5,
+        validation_seconds=2.0,
+        test_seconds=3.0,
+        **parts,
     )
     assert found.steps == 70
     assert found.seconds == 1.0 + 70 * 0.5 + 10 * 2.0 + 3.0
@@ -59,7 +65,7 @@ def test_nothing_is_written_and_no_state_is_changed(tmp_path: Path, monkeypatch:
 def test_epochs_of_a_single_step_and_slow_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "_PATIENCE", 0.0)
     found = measure_run(CONFIG.with_changes(batch_size=6000, validation=0.0))
-    assert (found.epoch_steps, found.measured, found.validation_seconds) == (1, 1, 0.0)
+    assert (found.steps_per_epoch, found.measured, found.validation_seconds) == (1, 1, 0.0)
 
 
 def test_scoring_of_a_large_part_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 import normfree as nf
 from normfree.data.images.image_set import ImageBatches, Split, image_set, in_order
 from normfree.train import RunFolder, RunResult, Snapshot
-from normfree.train.data import augmentation_of, score
 from normfree.train.engine import loop as engine
+from normfree.train.engine.scoring import score
 from normfree.train.engine.step import TrainStep
+from normfree.train.image_data import augmentation_of
 from normfree.train.run import checkpoint
 from normfree.train.run.result import Score
 from tiny_images import tiny_images
@@ -249,7 +250,7 @@ def test_data_that_cannot_be_trained_on_is_refused_at_once(labels: list[int], te
         ({"beam": 3}, "setting beam=3 has no effect on images"),
         (
             {"model": "torchvision:resnet18", "method": "as built", "form": "pre"},
-            "setting form=pre has no effect on images and a third-party model",
+            "setting form=pre has no effect on a third-party model; leave it out",
         ),
     ],
 )
@@ -360,7 +361,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An image folder of two classes, dark and bright; images are brought to 16 × 16."""
     from PIL import Image
 
-    monkeypatch.setattr("normfree.train.data.FOLDER_SIZE", 16)
+    monkeypatch.setattr("normfree.train.image_data.FOLDER_SIZE", 16)
     draws = np.random.default_rng(0)
     for part, count in (("train", 10), ("val", 4)):
         for label, level in (("bright", 160), ("dark", 0)):

@@ -23,9 +23,9 @@ from forked_runs import Runs, forked_runs
 from normfree.data.images.image_set import ImageSet, Split
 from normfree.files import write_sealed_text
 from normfree.train import RunFolder, RunResult
-from normfree.train.data import MemoryImages
 from normfree.train.engine import loop as engine
 from normfree.train.engine.step import image_loss
+from normfree.train.image_data import MemoryImages
 from normfree.train.run import checkpoint
 from normfree.train.run import run_page as curves
 from stopped_steps import stop_at
@@ -239,9 +239,9 @@ def test_resume_may_change_what_changes_no_number(whole: Path, tmp_path: Path) -
 
 
 def test_resume_with_other_data_or_another_model_is_refused(whole: Path) -> None:
-    with pytest.raises(ValueError, match=r"it has data 'tiny', not 'other'"):
+    with pytest.raises(ValueError, match=r"has data=tiny, but this command gives data=other"):
         nf.fit(config(), data=tiny_images(name="other"), out=whole, resume=True)
-    with pytest.raises(ValueError, match=r"it has model 'resnet8', not 'resnet14'"):
+    with pytest.raises(ValueError, match=r"has model=resnet8, but this command gives model=resnet14"):
         nf.fit(
             config(),
             data=tiny_images(),

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from normfree.data.images.augment import Augmentation
 from normfree.data.images.image_set import ImageBatch, ImageBatches, Split
 from normfree.models import Network, build
-from normfree.nn.parallel_gradients import overlap_
+from normfree.nn.weight_gradient_stream import use_side_stream_
 from normfree.optim import agc_parameters, clip_grad_agc_, clip_grad_norm_, param_groups
-from normfree.optim.master_weights import UpdateRule
+from normfree.optim.update_rules import UpdateRule
 from normfree.train.config import TrainConfig
 from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.step import TrainStep, cross_entropy
@@ -66,7 +66,7 @@ def step_of(
     more = {name: settings.pop(name) for name in ("reduce", "unclipped") if name in settings}
     apply_precision_(model, precision)
     if compile:
-        overlap_(model)  # as a run does
+        use_side_stream_(model)  # as a run does
     feed = feed_of() if feed is None else feed
     groups = param_groups(model, lr=LR, weight_decay=DECAY)
     step = TrainStep(model, groups, feed, TrainConfig(**optimizer, **settings), **more)

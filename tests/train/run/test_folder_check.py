@@ -28,7 +28,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "release-0.1"
 def make_run(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "write_curves", lambda *_: None)
-        patch.setattr("normfree.train.data.load", lambda name, root: tiny_images())
+        patch.setattr("normfree.train.data_sources.load", lambda name, root: tiny_images())
         nf.fit(nf.TrainConfig(model="resmlp-2-8", epochs=1, batch_size=16), out=folder)
 
 

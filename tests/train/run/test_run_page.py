@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,12 @@ SIGNAL: dict[str, Any] = {
 )
 def test_verdict_is_in_words(changes: dict[str, Any], rating: str, headline: str) -> None:
     assert judge_run(replace(RUNNING, **changes))[:2] == (rating, headline)
+
+
+def test_verdict_says_how_to_continue_if_the_run_has_ended() -> None:
+    stopped = judge_run(replace(RUNNING, state="stopped", folder=Path("runs/a b")))
+    assert stopped[2] == "Continue it with: normfree train --resume 'runs/a b'"
+    assert "--resume" not in judge_run(replace(RUNNING, state="unknown"))[2]
 
 
 def test_verdict_names_the_guess_beside_the_loss() -> None:

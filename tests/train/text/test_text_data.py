@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 import normfree as nf
+from normfree.data.text.pair_batches import PairBatch, PairBatches
 from normfree.data.text.prepared_folder import Prepared
-from normfree.data.text.token_batches import TokenBatch, TokenBatches
 from normfree.data.text.tokens import TokenPairs
 from normfree.methods import names
 from normfree.nn.attention import END, PAD, START
 from normfree.nn.model_state import eval_mode
 from normfree.train import RunFolder, RunResult, evaluate_translation, read_config
-from normfree.train.data import score, sum_scores
 from normfree.train.engine import loop as engine
 from normfree.train.engine import setup
-from normfree.train.engine.environment import Processes
+from normfree.train.engine.distributed import Processes
 from normfree.train.engine.forward import apply_precision_
+from normfree.train.engine.scoring import score, sum_scores
 from normfree.train.engine.step import TrainStep
 from normfree.train.text.text_data import TextData, token_loss, token_sums
 from tiny_text import SIZE, copied, drawn, tiny_pairs, tiny_text, turned
@@ -106,7 +106,7 @@ def test_padding_has_no_part_in_loss_and_gradient(pairs: Prepared) -> None:
     model = TextData(pairs).build_model(config())[0]
     scattered(model)
     batch = TextData(pairs).batches(config(), "train").batch(0)
-    wider = TokenBatch(*(torch.nn.functional.pad(side, (0, 3), value=PAD) for side in batch[:3]), tokens=batch.tokens)
+    wider = PairBatch(*(torch.nn.functional.pad(side, (0, 3), value=PAD) for side in batch[:3]), tokens=batch.tokens)
     gradients = []
     for given in (batch, wider):
         loss, hits = token_loss(model, given, 0.1)
@@ -493,7 +493,7 @@ def token_step(method: str, *, compile: bool, precision: str = "float32", device
     draws = torch.Generator().manual_seed(0)
     lengths = torch.randint(2, 30, (200,), generator=draws).tolist()
     made = [torch.randint(4, 40, (n,), generator=draws).tolist() for n in lengths]
-    feed = TokenBatches(TokenPairs.of((line, line[::-1]) for line in made), tokens=200, device=device)
+    feed = PairBatches(TokenPairs.of((line, line[::-1]) for line in made), tokens=200, device=device)
     model = nf.build("transformer-2-2-32-64-2", method, num_classes=40, dropout=0.0, generator=draws).to(device).train()
     apply_precision_(model, precision)
     config = nf.TrainConfig(optimizer="adam", betas=(0.9, 0.98), compile=compile)

@@ -20,7 +20,7 @@ import normfree
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.train import RunResult, TrainConfig, fit
 from normfree.train.engine import loop as engine
-from normfree.train.engine.environment import join_processes
+from normfree.train.engine.distributed import join_processes
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder
 from tiny_text import tiny_pairs, tiny_text

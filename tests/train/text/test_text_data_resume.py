@@ -209,7 +209,7 @@ def test_run_does_not_go_on_with_other_data(
         ValueError, match=r"expected .* to have the same (data|vocabulary) as the run in .*, but it differs"
     ):
         fit(other, tmp_path / "run", resume=True)
-    with pytest.raises(ValueError, match=r"it has data 'pairs:.*', not 'pairs:"):
+    with pytest.raises(ValueError, match=r"has data=pairs:.*, but this command gives data=pairs:"):
         fit(pairs, tmp_path / "run", resume=True)
     shutil.rmtree(place)
     assert fit(tiny_pairs(place), tmp_path / "run", resume=True).status == "finished"  # prepared again, alike

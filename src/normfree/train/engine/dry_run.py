@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from normfree.nn.devices import free_memory
+from normfree.nn.device_memory import free_memory
 from normfree.train.config import TrainConfig
-from normfree.train.data import ImageData, sum_scores
-from normfree.train.engine.environment import StopRequestedError
-from normfree.train.engine.inputs import EvalBatches
+from normfree.train.engine.data_interface import EvalBatches
+from normfree.train.engine.scoring import sum_scores
 from normfree.train.engine.setup import TrainSetup, open_run
+from normfree.train.engine.stop_signals import StopRequestedError
+from normfree.train.image_data import ImageData
 
 _MOST_STEPS, _LEAST_STEPS = 22, 2  # to take; the first two are slower, and count only if there are no others
 _PATIENCE = 5.0  # seconds after which the least number of steps is enough
@@ -34,8 +35,9 @@ class DryRun:
     Attributes:
         parameters: The number of parameters.
         epochs: The epochs.
-        epoch_steps: The steps per epoch.
-        per_step: The images or target tokens per step, the `unit`; a mean for tokens.
+        steps_per_epoch: The steps per epoch.
+        items_per_step: The images or target tokens per step; a mean for tokens.
+        unit: What a step has: "images" or "tokens".
         device: The device, with its name.
         precision: The precision of the forward and backward pass.
         compiled: Whether the blocks are compiled.
@@ -52,8 +54,8 @@ class DryRun:
 
     parameters: int
     epochs: int
-    epoch_steps: int
-    per_step: float
+    steps_per_epoch: int
+    items_per_step: float
     unit: str
     device: str
     precision: str
@@ -71,7 +73,7 @@ class DryRun:
     @property
     def steps(self) -> int:
         """The steps of the whole run."""
-        return self.epochs * self.epoch_steps
+        return self.epochs * self.steps_per_epoch
 
     @property
     def seconds(self) -> float:
@@ -109,8 +111,8 @@ def measure_run(config: TrainConfig, progress: Callable[[int], None] | None = No
         return DryRun(
             parameters=setup.parameters,
             epochs=chosen.epochs,
-            epoch_steps=setup.epoch_steps,
-            per_step=setup.inputs.per_step,
+            steps_per_epoch=setup.steps_per_epoch,
+            items_per_step=setup.inputs.items_per_step,
             unit=setup.inputs.unit,
             device=_describe(setup.device),
             precision=chosen.precision,
@@ -134,7 +136,7 @@ def _time_steps(setup: TrainSetup, progress: Callable[[int], None] | None) -> li
         setup.step.capture()
     began, times = time.perf_counter(), list[float]()
     while len(times) < _MOST_STEPS and (len(times) < _LEAST_STEPS or time.perf_counter() - began < _PATIENCE):
-        epoch, number = divmod(len(times), setup.epoch_steps)
+        epoch, number = divmod(len(times), setup.steps_per_epoch)
         if setup.stop.requested is not None:
             raise StopRequestedError
         if number == 0:

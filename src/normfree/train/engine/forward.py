@@ -20,7 +20,7 @@ from normfree.models import Network
 from normfree.models.base import BaseModel
 from normfree.nn.residual import Residual, lower_precision_, set_precision_
 from normfree.nn.weight_layers import weight_kind
-from normfree.train.engine.stages import Stage
+from normfree.train.engine.kernel_stages import Stage
 
 Region = tuple[nn.Module, ...]
 Forward = Callable[..., Tensor]

@@ -20,11 +20,11 @@ from normfree.data import ImageSet
 from normfree.files import explain_os_errors
 from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
-from normfree.train.data import UntilSignal
-from normfree.train.engine.environment import LaunchQueue, Throughput
-from normfree.train.engine.inputs import EvalBatches
-from normfree.train.engine.live import Live, ShowProgress
+from normfree.train.engine.data_interface import EvalBatches
+from normfree.train.engine.run_display import Live, ShowProgress, Throughput
+from normfree.train.engine.scoring import UntilSignal
 from normfree.train.engine.setup import TrainSetup, open_run
+from normfree.train.engine.torch_runtime import LaunchQueue
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunResult, RunStatus, Score, Snapshot
 from normfree.train.run.run_folder import RunFolder
@@ -77,7 +77,8 @@ def fit(
             about twice a second with the state of the run.
         on_epoch: Called with the metrics of every epoch. If it raises an error, the run ends and can be resumed.
         command: The command line to store in the result.
-        picture: Whether to write page.html into the folder while the run trains, and to draw curves.png at the end.
+        picture: Whether to write page.html into the folder while the run trains, and to draw the curves of the metrics
+            into curves.png at the end.
 
     Returns:
         The scores, the trained model, and how the run ended.
@@ -103,11 +104,11 @@ class Trainer:
     def __init__(self, setup: TrainSetup, live: Live, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.setup, self.folder, self.config, self.data = setup, setup.folder, setup.config, setup.data
         self.step, self.inputs, self.processes = setup.step, setup.inputs, setup.processes
-        self.done, self.total = 0, setup.epoch_steps * setup.config.epochs  # steps
+        self.done, self.total = 0, setup.steps_per_epoch * setup.config.epochs  # steps
         self.validation: Score | None = None
-        self.signal: int | None = None
+        self.stop_signal: int | None = None  # the number of the Unix signal that stopped the run
         self._live, self._on_epoch = live, on_epoch
-        self._throughput = Throughput(setup.inputs.per_step)
+        self._throughput = Throughput(setup.inputs.items_per_step)
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
         self._earlier_seconds = 0.0  # training time of earlier processes
         self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
@@ -131,7 +132,7 @@ class Trainer:
             device, test, bleu = self.setup.device, None, None
             if status == "finished":
                 test = self._score(self.inputs.test)
-                if self.signal is not None:
+                if self.stop_signal is not None:
                     status = "interrupted"  # the trained model is saved, and resuming tests it
                 elif test is not None and not math.isfinite(test.loss):
                     status, test = "diverged", None  # in the last step, after which no loss was read
@@ -141,14 +142,14 @@ class Trainer:
                 self.setup.release()
             if status == "finished":
                 bleu = self._translate()
-                if self.signal is not None:
+                if self.stop_signal is not None:
                     status = "interrupted"
             result = RunResult(
                 status=status,
                 config=self.config,
                 model=self.setup.model,
                 steps=self.done,
-                epochs=self.done / self.setup.epoch_steps,
+                epochs=self.done / self.setup.steps_per_epoch,
                 train_loss=loss,
                 train_accuracy=accuracy,
                 validation=self.validation,
@@ -163,7 +164,7 @@ class Trainer:
                 bleu=bleu,
                 inputs=self.data.source_files,
                 peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-                signal=self.signal,
+                signal=self.stop_signal,
                 command=command,
             )
             self._write_result(result, picture)
@@ -174,7 +175,7 @@ class Trainer:
 
     def _train(self) -> RunStatus:
         """Train all steps that are left, epoch by epoch; return how that ended."""
-        config, steps, queue = self.config, self.setup.epoch_steps, LaunchQueue(self.setup.device)
+        config, steps, queue = self.config, self.setup.steps_per_epoch, LaunchQueue(self.setup.device)
         stop, seed_generators = self.setup.stop, self.setup.seed_generators
         if self._epoch_unlogged and (status := self._end_epoch(self.done // steps - 1)) is not None:
             return status
@@ -200,12 +201,12 @@ class Trainer:
                     if alive:
                         self._report(loss, accuracy, line=True)
                 # Clocks and signals differ between processes, but all must end at the same step.
-                ended = self.processes.agree((stop.requested or 0) if alive else _DIVERGED)
+                ended = self.processes.maximum((stop.requested or 0) if alive else _DIVERGED)
                 self.processes.watching = True  # the first step is done, which may take one process longer to compile
                 if ended == _DIVERGED:
                     return "diverged"
                 if ended:
-                    self.signal = ended
+                    self.stop_signal = ended
                     return "interrupted" if self._poll()[2] else "diverged"
                 if save:
                     with self._throughput.paused():
@@ -223,7 +224,7 @@ class Trainer:
         with self._throughput.paused():
             if self.inputs.validation is not None:
                 found = self._score(self.inputs.validation)
-                if self.signal is not None:
+                if self.stop_signal is not None:
                     return "interrupted"  # the epoch is not logged: the next process validates it
                 self.validation, self._scored_at = found, self.done
             record: dict[str, Any] = {
@@ -249,7 +250,7 @@ class Trainer:
 
     def _report(self, loss: float, accuracy: float, *, line: bool) -> None:
         """Show how far the run is, in its folder and in the line of progress."""
-        epochs, speed = self.done / self.setup.epoch_steps, self._throughput.rate(self.done)
+        epochs, speed = self.done / self.setup.steps_per_epoch, self._throughput.rate(self.done)
         now = Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit, self.validation)
         self._live.report(now, self._seconds, line=line)
 
@@ -260,17 +261,17 @@ class Trainer:
         read = UntilSignal(batches(), self.setup.stop)
         with self.step.averaged():
             found = self.setup.score(read)
-        self.signal = self.processes.agree(read.signal) or None
-        return found if self.signal is None else None
+        self.stop_signal = self.processes.maximum(read.stop_signal) or None
+        return found if self.stop_signal is None else None
 
     def _translate(self) -> Bleu | None:
         """Translate the test sentences, if there are any, and write the lines; None if a signal came."""
         if not self.data.translates_test:
             return None
-        lines, bleu, signal = self.setup.translate_test()
+        lines, bleu, stop_signal = self.setup.translate_test()
         if bleu is not None and self.folder is not None:
             self.folder.write_translations(lines)
-        self.signal = self.processes.agree(signal) or None
+        self.stop_signal = self.processes.maximum(stop_signal) or None
         return bleu
 
     # The state: saved, resumed, and restored after a divergence
@@ -303,7 +304,7 @@ class Trainer:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is different or diverged."""
         begun_alone = {"graph"} if self.processes.world > 1 else set()  # a single process may have used a CUDA graph
         accept = partial(self.data.require_same, self._fingerprint, folder.path)
-        if (found := folder.resume(self.config, MAY_CHANGE | begun_alone, self.setup.epoch_steps, accept)) is None:
+        if (found := folder.resume(self.config, MAY_CHANGE | begun_alone, self.setup.steps_per_epoch, accept)) is None:
             return
         tensors, state = found
         self.step.restore_(tensors)
@@ -319,7 +320,7 @@ class Trainer:
             if state.get("score", 0.0) is None:  # a kill came between the metrics and the checkpoint with the score
                 folder.cut_metrics(self.done - 1)
                 logged = None
-        self._epoch_unlogged = logged is None and self.done > 0 and self.done % self.setup.epoch_steps == 0
+        self._epoch_unlogged = logged is None and self.done > 0 and self.done % self.setup.steps_per_epoch == 0
 
     def _share_state(self) -> None:
         """Give every process the state of the first: its weights, or the checkpoint that it read."""
@@ -363,7 +364,7 @@ class Trainer:
                     self.folder.clear()  # of a run that never took a step, or that is to be overwritten
                 self._live.open_log(self.done)  # first, because a folder with a configuration counts as a run
                 self.folder.write_config(self.setup.config_text, self.setup.plan, source=self.config.model)
-                self.data.write_files(self.folder.place)
+                self.data.write_files(self.folder.write_path)
         self._share_state()
         self._saved.append(self._state())
         self._live.start(self.done)
@@ -379,7 +380,7 @@ class Trainer:
             written = self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 self.folder.require_held()
-                path, title = self.folder.place / "curves.png", f"{self.config.model}, {self.config.method}"
+                path, title = self.folder.write_path / "curves.png", f"{self.config.model}, {self.config.method}"
                 with explain_os_errors("the picture", path):
                     write_curves(self._live.records, path, title)
             self._live.end(written)
@@ -390,7 +391,7 @@ class Trainer:
         self._polled_at = time.perf_counter()
         if self._writer is not None:
             self._writer.raise_error()
-        steps = self.done % self.setup.epoch_steps or self.setup.epoch_steps
+        steps = self.done % self.setup.steps_per_epoch or self.setup.steps_per_epoch
         return float(self.step.loss_sum) / steps, float(self.step.accuracy_sum) / steps, bool(self.step.alive)
 
     @property

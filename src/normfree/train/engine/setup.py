@@ -17,29 +17,25 @@ from normfree.errors import require_package
 from normfree.models import BaseModel
 from normfree.models.base import every_module
 from normfree.models.builder import is_foreign
-from normfree.nn.devices import LARGE, device_of, explained_shortage, require_memory, require_room_for_activations
+from normfree.nn.device_memory import LARGE, explained_shortage, require_memory, require_room_for_activations
+from normfree.nn.devices import device_of
 from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
-from normfree.nn.parallel_gradients import overlap_
 from normfree.nn.residual import reset_precision_
+from normfree.nn.weight_gradient_stream import use_side_stream_
 from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
-from normfree.train.data import AS_BUILT, as_data, explained_worker_end, mean_score, open_data, sum_scores
-from normfree.train.engine.environment import (
-    Processes,
-    Stop,
-    StopRequestedError,
-    collector_paused,
-    join_processes,
-    objects_frozen,
-    seeded_generators,
-    torch_settings,
-)
+from normfree.train.data_sources import as_data, open_data
+from normfree.train.engine.data_interface import Data
+from normfree.train.engine.distributed import Processes, join_processes
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data
-from normfree.train.engine.stages import Stage, prepare_stages
+from normfree.train.engine.kernel_stages import Stage, prepare_stages
+from normfree.train.engine.scoring import mean_score, sum_scores
 from normfree.train.engine.step import TrainStep
+from normfree.train.engine.stop_signals import Stop, StopRequestedError
+from normfree.train.engine.torch_runtime import collector_paused, objects_frozen, seeded_generators, torch_settings
+from normfree.train.image_data import AS_BUILT, explained_worker_end
 from normfree.train.run.result import Score
 from normfree.train.run.run_folder import RunFolder
 
@@ -88,8 +84,8 @@ class TrainSetup:
                 _require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:
                 cleanup.callback(uncompile_, model)
-                overlap_(model)
-                cleanup.callback(overlap_, model, False)
+                use_side_stream_(model)
+                cleanup.callback(use_side_stream_, model, False)
             self.inputs = data.inputs(config, device=device, dtype=dtype, processes=processes)
             cleanup.callback(getattr(self.inputs.feed, "close", lambda: None))  # ends workers, if it has some
             if processes.world > 1:
@@ -113,13 +109,13 @@ class TrainSetup:
             self.cleanup = cleanup.pop_all()
 
     @property
-    def epoch_steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         """The number of steps per epoch."""
         return self.inputs.feed.steps
 
     def lr_factors(self, epoch: int) -> list[float]:
         """Return the factor of the learning rates in each step of an epoch, counted from 0."""
-        steps, first = self.epoch_steps, epoch * self.epoch_steps
+        steps, first = self.steps_per_epoch, epoch * self.steps_per_epoch
         return [self._schedule.factor(first + i, steps, self.config.epochs) for i in range(steps)]
 
     def score(self, batches: Iterable[Any]) -> Score:
@@ -187,7 +183,7 @@ def open_run(
             )
             setup = stack.enter_context(prepared)
         setup.folder, setup.stop, setup.started = folder, stop, started
-        for warning in config.warnings(config.epochs * setup.epoch_steps):
+        for warning in config.warnings(config.epochs * setup.steps_per_epoch):
             _log.info(warning)
         yield setup
 
@@ -266,12 +262,12 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
 
 def _require_effect(config: TrainConfig, data: Data, *, foreign: bool) -> None:
     """Raise `ValueError` for a setting without effect on this data or third-party model; it would only name the run."""
-    where = f"{data.kind} and a third-party model" if foreign else data.kind
-    for name in (*data.unused_settings, *(("form",) if foreign else ())):
+    where = dict.fromkeys(data.unused_settings, data.kind) | ({"form": "a third-party model"} if foreign else {})
+    for name in where:
         value = getattr(config, name)
         holds_nothing_out = name == "validation" and value == 0  # as the recipes for text say
         if value != getattr(TrainConfig, name) and not holds_nothing_out:
-            raise ValueError(f"setting {name}={value} has no effect on {where}; leave it out")
+            raise ValueError(f"setting {name}={value} has no effect on {where[name]}; leave it out")
 
 
 def parameter_groups(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None = None) -> list[dict[str, Any]]:

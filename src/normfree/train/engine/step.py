@@ -17,14 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.data.images.image_set import ImageBatch
-from normfree.nn.parallel_gradients import overlapping
 from normfree.nn.scalars import with_dimension
+from normfree.nn.weight_gradient_stream import side_stream
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
-from normfree.optim.master_weights import MasterWeights, UpdateRule
+from normfree.optim.master_weights import MasterWeights
+from normfree.optim.update_rules import UpdateRule
 from normfree.train.config import TrainConfig
+from normfree.train.engine.data_interface import Feed, Loss, ShapedFeed
 from normfree.train.engine.forward import Forward, forward_of
-from normfree.train.engine.inputs import Feed, Loss, ShapedFeed
-from normfree.train.engine.stages import Stage
+from normfree.train.engine.kernel_stages import Stage
 
 _UPDATED = 2**22  # parameters that an update takes at a time, if it is not compiled
 _WARM_UP = 3  # steps before a capture: they compile, and let the libraries choose their kernels
@@ -214,7 +215,7 @@ class TrainStep:
         for i, part in enumerate(_micro_batches(batch, config.accumulate)):
             loss, accuracy = self._loss(self._forward, part, config.label_smoothing)
             loss = loss / config.accumulate
-            with overlapping(masters.values.device) if self._compiled else nullcontext():
+            with side_stream(masters.values.device) if self._compiled else nullcontext():
                 loss.backward()
             masters.gather_gradients_(add=i > 0)
             losses.append(loss.detach())

@@ -36,7 +36,7 @@ from normfree.files import (
     sync,
     temporary_folder,
 )
-from normfree.train.run.run_list import METRICS
+from normfree.train.run.run_records import METRICS
 
 T = TypeVar("T")
 WEIGHTS, STATE = "weights.safetensors", "state.json"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from normfree.errors import missing_package
 from normfree.report.tables import notebook_html
 from normfree.report.terminal import duration, percent
 from normfree.train.config import TrainConfig
@@ -91,7 +89,7 @@ class RunResult:
         bleu: BLEU of the test sentences of a translation; None for other runs.
         inputs: The text files that the data was prepared from, with their sha256.
         peak_gib: The peak GPU memory in GiB; None on a CPU.
-        signal: The signal that interrupted the run; None if none did.
+        signal: The number of the Unix signal that interrupted the run, such as 15 for SIGTERM; None if none did.
         command: The command line of the run.
     """
 
@@ -166,30 +164,3 @@ class RunResult:
                 del plain[name]
         plain[f"{self.unit}_per_second"] = self.throughput
         return {**plain, "seed": self.config.seed, "config": asdict(self.config)}
-
-
-class EventLog:
-    """A TensorBoard log in the folder of a run.
-
-    TensorBoard hides records after step `done`, left by an interrupted run.
-
-    Raises `ValueError` if TensorBoard is not installed.
-    """
-
-    def __init__(self, folder: Path, *, done: int = 0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError(missing_package("tensorboard", "tensorboard=true")) from error
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
-
-    def __call__(self, record: Mapping[str, Any]) -> None:
-        """Log the numbers of a record."""
-        for name, value in record.items():
-            if name != "step":
-                self._writer.add_scalar(name, value, record["step"])
-        self._writer.flush()
-
-    def close(self) -> None:
-        """End the writing thread."""
-        self._writer.close()

@@ -44,7 +44,7 @@ from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunStatus
-from normfree.train.run.run_list import CONFIG, METRICS, RESULT, read_lines, read_result
+from normfree.train.run.run_records import CONFIG, METRICS, RESULT, read_lines, read_result
 
 _log = logging.getLogger("normfree.train")
 
@@ -121,12 +121,12 @@ class RunFolder:
             return "unfinished" if self.exists else None
         return cast(RunStatus, self.read_result()["status"])
 
-    # Writing: every path begins with `place`
+    # Writing: every path begins with `write_path`
 
     @property
-    def place(self) -> Path:
+    def write_path(self) -> Path:
         """The path for writing. While the folder is held, the path leads to it even if the folder is moved."""
-        return self.path if self._lock is None else self._lock.place
+        return self.path if self._lock is None else self._lock.write_path
 
     @contextmanager
     def hold(self, *, resume: bool = False, overwrite: bool = False) -> Iterator[RunFolder]:
@@ -154,8 +154,8 @@ class RunFolder:
                     f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it "
                     "with --resume, replace it with --overwrite, or choose another folder"
                 )
-            checkpoint.remove_unfinished(self.place)
-            for path in self.place.glob(f"{TEMPORARY}*"):  # of a killed process
+            checkpoint.remove_unfinished(self.write_path)
+            for path in self.write_path.glob(f"{TEMPORARY}*"):  # of a killed process
                 if _UNFINISHED.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                     path.unlink(missing_ok=True)
             try:
@@ -193,35 +193,35 @@ class RunFolder:
     def open_writer(self, **options: Any) -> checkpoint.Writer:
         """Return a writer of checkpoints for this folder, while it is held; the options are those of `save`."""
         assert self._lock is not None
-        return checkpoint.Writer(self._lock.place, self._lock.require_held, **options)
+        return checkpoint.Writer(self._lock.write_path, self._lock.require_held, **options)
 
     def clear(self) -> None:
         """Remove the files of a run, its configuration last; files of other names stay."""
         self.require_held()
         self._close()
         with explain_os_errors("the run's folder", self.path):
-            (self.place / RESULT).unlink(missing_ok=True)
-            for saved in checkpoint.newest_first(self.place):
+            (self.write_path / RESULT).unlink(missing_ok=True)
+            for saved in checkpoint.newest_first(self.write_path):
                 checkpoint.remove(saved)
-            shutil.rmtree(self.place / "tensorboard", ignore_errors=True)
+            shutil.rmtree(self.write_path / "tensorboard", ignore_errors=True)
             for name in _REPLACED:
-                (self.place / name).unlink(missing_ok=True)
+                (self.write_path / name).unlink(missing_ok=True)
 
     def remove_result(self) -> None:
         """Remove the result of a run that is trained further."""
         self.require_held()
-        (self.place / RESULT).unlink(missing_ok=True)
+        (self.write_path / RESULT).unlink(missing_ok=True)
 
     def write_config(self, text: str, plan: ResidualPlan | None = None, *, source: str = "") -> None:
         """Write the configuration as TOML, and the plan of a model that was converted from `source`."""
         self.require_held()
         with explain_os_errors("the configuration", self.config_path):
-            write_sealed_text(self.place / CONFIG, text)
+            write_sealed_text(self.write_path / CONFIG, text)
         if plan is not None and plan.changes is not None:
             from normfree.conversion.saving import PLAN, describe  # imported here because few models are converted
 
             with explain_os_errors("the plan", self.path / PLAN):
-                write_sealed_json(self.place / PLAN, describe(plan, source=source))
+                write_sealed_json(self.write_path / PLAN, describe(plan, source=source))
 
     def read_config(self) -> TrainConfig:
         """Read the configuration; one that names no release is of the first.
@@ -234,7 +234,7 @@ class RunFolder:
             raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
         remedy = "restore it, or start another run with the changed settings by --config"
         check_sealed_text(path, "the configuration of the run", remedy)
-        return TrainConfig.from_toml(path, unnamed=FIRST_RELEASE)
+        return TrainConfig.from_toml(path, written_by=FIRST_RELEASE)
 
     def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
@@ -254,7 +254,7 @@ class RunFolder:
         self,
         config: TrainConfig | None = None,
         free: Collection[str] = (),
-        epoch_steps: int = 1,
+        steps_per_epoch: int = 1,
         accept: Callable[[dict[str, Any]], None] = lambda state: None,
     ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Read the newest checkpoint that is intact, and remove the metrics of later steps.
@@ -262,7 +262,7 @@ class RunFolder:
         Args:
             config: The configuration to continue with; None if any fits.
             free: The settings that may differ from those of the run.
-            epoch_steps: The number of steps per epoch.
+            steps_per_epoch: The number of steps per epoch.
             accept: Called with the plain state before a file is changed; it raises if the state does not fit.
 
         Returns the tensors and the plain state; None if there is no checkpoint yet.
@@ -281,7 +281,7 @@ class RunFolder:
         if found is not None and config is not None and "config" in found[1]:  # config.toml may have been edited since
             before = TrainConfig.from_toml_text(found[1]["config"], str(self.path))
             config.require_same(before, free, f"the checkpoint in '{self.path}'")
-            _require_epochs(before, config, found[1]["step"], epoch_steps)
+            _require_epochs(before, config, found[1]["step"], steps_per_epoch)
         self.require_held()  # what was read is of the folder that was locked
         self.cut_metrics(found[1]["step"] if found else -1)
         return found
@@ -299,7 +299,7 @@ class RunFolder:
         line = json.dumps(to_json_values(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         with explain_os_errors("the metrics", self.metrics_path):
             if self._metrics is None:
-                self._metrics = FileIO(self.place / METRICS, "a")
+                self._metrics = FileIO(self.write_path / METRICS, "a")
             end = self._metrics.seek(0, 2)
             try:
                 while line:  # a nearly full disk takes a part at first
@@ -316,8 +316,8 @@ class RunFolder:
         self._close()  # its file is about to be replaced
         kept = [raw for raw, record in read_lines(self.metrics_path) if record["step"] <= step]
         if (listed := self._listed_metrics()) is not None and sum(len(raw) + 1 for raw in kept) < listed.size:
-            (self.place / RESULT).unlink()  # it lists metrics that are now cut
-        place = self.place / METRICS
+            (self.write_path / RESULT).unlink()  # it lists metrics that are now cut
+        place = self.write_path / METRICS
         with explain_os_errors("the metrics", self.metrics_path), atomic_path(place) as temporary:
             temporary.write_bytes(b"".join(raw + b"\n" for raw in kept))
 
@@ -341,13 +341,13 @@ class RunFolder:
         with explain_os_errors("the result", self.result_path):
             files = list_checksums({path.name: path for path in (self.metrics_path,) if path.exists()})
             written = {**without_folders({**result, **origin(device)}), "files": files}
-            write_sealed_json(self.place / RESULT, written)
+            write_sealed_json(self.write_path / RESULT, written)
         return written
 
     def write_translations(self, lines: Iterable[str]) -> None:
         """Write the translations of the test sentences, one per line."""
         self.require_held()
-        path = self.place / "translations.txt"
+        path = self.write_path / "translations.txt"
         with explain_os_errors("the translations", path):
             write_text(path, "".join(f"{line}\n" for line in lines))
 
@@ -385,9 +385,9 @@ class RunFolder:
         return read_result(self.result_path)
 
 
-def _require_epochs(before: TrainConfig, config: TrainConfig, step: int, epoch_steps: int) -> None:
+def _require_epochs(before: TrainConfig, config: TrainConfig, step: int, steps_per_epoch: int) -> None:
     """Raise `ValueError` for fewer epochs than the run has trained; the log says that a schedule has changed."""
-    done = -(-step // epoch_steps)
+    done = -(-step // steps_per_epoch)
     if config.epochs < done:
         raise ValueError(
             f"expected at least the {done} epochs that the run has trained, got {config.epochs}; ask for more"

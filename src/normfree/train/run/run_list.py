@@ -14,16 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import quote
 
 from normfree.checksums import (
     check_sealed_text,
-    has_kinds,
     parse_json,
     read_limited,
-    read_sealed_json,
-    require_regular,
 )
 from normfree.files import from_json_values
 from normfree.folder_lock import is_held
@@ -32,23 +29,22 @@ from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Column, Link, Rating, Table, compact
 from normfree.report.terminal import duration, percent
 from normfree.train.config import TrainConfig
-from normfree.train.run.result import RunStatus
-from normfree.train.run.run_page import (
+from normfree.train.run.run_page import REFRESH, perplexity, training_panels
+from normfree.train.run.run_records import (
+    CONFIG,
+    LOCK,
+    METRICS,
     PAGE,
-    REFRESH,
+    PROGRESS,
+    RESULT,
     WatchedRun,
     describe_run,
-    perplexity,
-    training_panels,
+    read_last_line,
+    read_result,
     with_state,
 )
 from normfree.train.setting_fields import parse_toml
 
-CONFIG, METRICS, RESULT, PROGRESS, LOCK = "config.toml", "metrics.jsonl", "result.json", "progress.json", "lock"
-_END = 1 << 16  # bytes at the end of the metrics in which the last record is looked for; a record has a few hundred
-# The kinds of the values that are read from a result, which may be forged; a number may be "nan".
-_KINDS: dict[str, Any] = {"status": str, "seconds": int | float | str, "config": dict, "files": dict}
-_SCORE_KINDS: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "score"), int | float | str)
 _SIGNS = {CONFIG, METRICS, RESULT, LOCK}  # two of these, or one and a checkpoint, make a folder that of a run
 _MOST = 100_000  # folders in which runs are looked for
 _MARKS = {"finished": "✓ ", "stopped": "◐ ", "unknown": "◐ ", "diverged": "✗ ", "damaged": "✗ "}
@@ -122,68 +118,6 @@ def _is_run(folder: Path, listed: Iterable[tuple[str, bool]]) -> bool:
 
 
 # Reading one run
-
-
-def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return the lines of a metrics file and their records, without an incomplete end.
-
-    Raises `ValueError` if a line before the last complete one is damaged.
-    """
-    complete = read_limited(path).split(b"\n")[:-1]
-    parsed = [(raw, _record(raw)) for raw in complete]
-    while parsed and parsed[-1][1] is None:
-        parsed.pop()
-    for number, (_, record) in enumerate(parsed, start=1):
-        if record is None:
-            raise ValueError(
-                f"expected a JSON object with a 'step' in line {number} of '{path}', but it is damaged; delete the line"
-            )
-    return [(raw, record) for raw, record in parsed if record is not None]
-
-
-def read_last_line(path: Path) -> dict[str, Any]:
-    """Return the last complete record of a metrics file, without reading the others; {} if there is none.
-
-    Raises `ValueError` if the end of the file holds none although lines are there.
-    """
-    require_regular(path)
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _END))
-        lines = file.read(_END).split(b"\n")[:-1]
-    for raw in reversed(lines):
-        if (record := _record(raw)) is not None:
-            return record
-    if lines:
-        raise ValueError(f"expected JSON objects with a 'step' in '{path}', but its end is damaged; delete the lines")
-    return {}
-
-
-def _record(raw: bytes) -> dict[str, Any] | None:
-    try:
-        record = parse_json(raw)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return None
-    found: dict[str, Any] = from_json_values(record)
-    return found
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """Return the content of a result.json.
-
-    Raises:
-        ValueError: If there is no result, or the file is damaged.
-    """
-    if not path.exists():
-        raise ValueError(f"expected a result at '{path}', found none; finish the run with --resume")
-    result = read_sealed_json(path, "the result of a run", "delete it")
-    scores = [result[name] for name in ("validation", "test", "bleu") if result.get(name) is not None]
-    whole = has_kinds(result, _KINDS) and all(has_kinds(score, _SCORE_KINDS) for score in scores)
-    if result.get("status") not in get_args(RunStatus) or not whole:
-        raise ValueError(f"expected a result with a status, but '{path}' is damaged; delete it")
-    return result
 
 
 def _identities(folder: Path) -> tuple[tuple[int, int, int] | None, ...]:

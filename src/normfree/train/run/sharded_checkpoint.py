@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from normfree.checksums import Checksum
-from normfree.train.engine.environment import explained_disconnection
+from normfree.train.engine.distributed import explained_disconnection
 from normfree.train.run import checkpoint
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)

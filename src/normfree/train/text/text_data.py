@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normfree.data.text.pair_batches import PairBatches
 from normfree.data.text.prepared_folder import VOCABULARY, Prepared, open_prepared
-from normfree.data.text.token_batches import TokenBatches
-from normfree.data.text.tokens import TextBatches
+from normfree.data.text.text_batches import TextBatches
 from normfree.files import explain_os_errors, write_bytes
 from normfree.methods import get
 from normfree.models import build
@@ -28,9 +28,8 @@ from normfree.nn.attention import PAD
 from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
-from normfree.train.data import PAIRS, TEXT
-from normfree.train.engine.environment import Processes
-from normfree.train.engine.inputs import Data, EvalBatches, Inputs
+from normfree.train.engine.data_interface import PAIRS, TEXT, Data, EvalBatches, Inputs
+from normfree.train.engine.distributed import Processes
 from normfree.train.text.generation import Bleu, as_line, bleu, translate_tokens
 
 
@@ -134,12 +133,12 @@ class TextData(Data):
         *,
         device: torch.device | str = "cpu",
         processes: Processes | None = None,
-    ) -> TokenBatches | TextBatches:
+    ) -> PairBatches | TextBatches:
         """Return this process's part of the batches of a split."""
         ranks = processes or Processes()
         shared: dict[str, Any] = {"seed": config.seed, "device": device, "rank": ranks.rank, "world": ranks.world}
         if self.is_pairs:
-            return TokenBatches(self.prepared.pairs(split), tokens=config.batch_size, split=split, **shared)
+            return PairBatches(self.prepared.pairs(split), tokens=config.batch_size, split=split, **shared)
         return TextBatches(self.prepared.text(split), block=config.block, batch_size=config.batch_size, **shared)
 
     def inputs(self, config: TrainConfig, *, device: torch.device, dtype: torch.dtype, processes: Processes) -> Inputs:
@@ -158,7 +157,7 @@ class TextData(Data):
             validation=scored("valid"),
             test=scored("test"),
             unit=self.unit,
-            per_step=feed.mean_tokens if isinstance(feed, TokenBatches) else feed.batch_size * config.block,
+            items_per_step=feed.mean_tokens if isinstance(feed, PairBatches) else feed.batch_size * config.block,
             loss=partial(token_loss, world=processes.world),
             sums=partial(token_sums, world=processes.world),
         )
