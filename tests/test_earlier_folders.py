@@ -63,12 +63,18 @@ def test_other_weights_are_noticed() -> None:
 
 @pytest.mark.parametrize("name", sorted(DEFINITIONS))
 def test_method_of_before_computes_as_before(name: str) -> None:
-    """Logits at the start and after two steps of SGD with the method's groups, in float64."""
+    """Logits at the start and after two steps of SGD with the method's groups, in float64.
+
+    Weights from data are computed in float32, and the steps enlarge their rounding: 3e-6 of the largest logit was seen.
+    """
     method, model = name.rsplit(" ", 1)
     expected = DEFINITIONS[name]
-    torch.testing.assert_close(initial_and_trained(model, as_of(method, "0.1", model)), expected, rtol=1e-5, atol=1e-6)
+    rounding = 1e-5 * expected.abs().amax((1, 2), keepdim=True)
+    assert ((initial_and_trained(model, as_of(method, "0.1", model)) - expected).abs() <= rounding).all()
     if as_of(method, "0.1", model) != method:  # the control: today's definition is another
-        assert (initial_and_trained(model, method) - expected).abs().max() > 1e-3
+        change = (initial_and_trained(model, method) - expected).abs()
+        assert change.max() > 1e-3
+        assert (change > 100 * rounding).any()
 
 
 def initial_and_trained(model: str, method: str) -> torch.Tensor:

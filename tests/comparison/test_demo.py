@@ -17,7 +17,7 @@ from normfree.train.engine import loop as engine
 
 TINY = DemoSettings(
     signal_model="wrn-40-1",
-    models=("resmlp-1-8", "resmlp-99-8"),
+    models=("resmlp-1-8", "resmlp-49-8"),
     epochs=1,
     rates={"fixup": 0.1, "batchnorm": 0.1, "sqrt_half": 0.01, "he_in": 0.01},
     seeds=(0, 1),
@@ -87,12 +87,12 @@ def test_progress_counts_what_a_run_costs(tmp_path: Path, monkeypatch: pytest.Mo
 def test_demo_page_says_what_was_measured(demo: Demo) -> None:
     shown = page(demo)
     assert [len(section.panels) for section in shown.sections] == [2, 1, 1]
-    assert "200 layers" in shown.title
+    assert "100 layers" in shown.title
     networks = [demo.settings.signal_model] * 2 + ["resmlp-N-8", demo.settings.batch_model]
     assert all(name in panel.title for name, panel in zip(networks, shown.all_panels, strict=True))
     cards = {card.name: card for card in shown.cards}
     assert list(cards) == ["fixup", "batchnorm", "sqrt_half", "he_in"]
-    last = next(p for p in demo.depth.points if (p.method, p.depth) == ("fixup", 200))
+    last = next(p for p in demo.depth.points if (p.method, p.depth) == ("fixup", 100))
     assert f"fixup {100 * last.test:.1f} %" in shown.sections[1].text[1]
     assert "he_in diverges" in shown.sections[1].text[1]
     two = {p.method: p.test for p in demo.batches[64].points}
@@ -100,21 +100,21 @@ def test_demo_page_says_what_was_measured(demo: Demo) -> None:
 
 
 def test_cards_compare_the_deepest_network_with_shallower_ones(demo: Demo) -> None:
-    tests = {("he_in", 4): 0.9, ("fixup", 4): 0.9, ("fixup", 200): 0.95, ("sqrt_half", 4): 0.9, ("sqrt_half", 200): 0.5}
-    tests |= {("batchnorm", 4): 0.2, ("batchnorm", 200): 0.2}
+    tests = {("he_in", 4): 0.9, ("fixup", 4): 0.9, ("fixup", 100): 0.95, ("sqrt_half", 4): 0.9, ("sqrt_half", 100): 0.5}
+    tests |= {("batchnorm", 4): 0.2, ("batchnorm", 100): 0.2}
     runs = tuple(
         run
-        if (run.method, run.depth) == ("he_in", 200)
+        if (run.method, run.depth) == ("he_in", 100)
         else replace(run, status="finished", test=found, validation=found)
         for run in demo.depth.runs
         for found in (tests.get((run.method, run.depth)),)
     )
     cards = page(replace(demo, depth=replace(demo.depth, runs=runs))).cards
     assert {card.name: (card.status, card.headline) for card in cards} == {
-        "fixup": ("good", "95.0 % at 200 layers"),
+        "fixup": ("good", "95.0 % at 100 layers"),
         "batchnorm": ("bad", "trains at no depth"),
-        "sqrt_half": ("warn", "50.0 % at 200 layers"),
-        "he_in": ("bad", "diverges at 200 layers"),
+        "sqrt_half": ("warn", "50.0 % at 100 layers"),
+        "he_in": ("bad", "diverges at 100 layers"),
     }
 
 
@@ -134,7 +134,7 @@ def test_demo_writes_one_page_and_its_picture(demo: Demo, tmp_path: Path) -> Non
 def test_picture_explains_its_crosses_and_the_methods_it_leaves_out(demo: Demo) -> None:
     signal, depth, batches = picture(demo)
     assert signal.curves[0].name == "fixup (no normalization, Fixup)"
-    assert "× diverged" in depth.note  # he_in at 200 layers
+    assert "× diverged" in depth.note  # he_in at 100 layers
     assert "×" not in batches.note
     assert "Only batchnorm and fixup were run here" in batches.note
     assert [level.name for level in batches.levels] == ["chance, 10.0 %"]  # linear learned from ten times the images

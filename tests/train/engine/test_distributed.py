@@ -34,6 +34,7 @@ from normfree.train.engine import distributed, setup
 from normfree.train.engine import loop as engine
 from normfree.train.engine.distributed import Processes, join_processes
 from normfree.train.engine.step import TrainStep
+from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
 
 SMALL = {"model": "resnet8", "epochs": 2, "batch_size": 32, "lr": 0.02, "device": "cpu"}
@@ -302,11 +303,20 @@ def test_resumed_processes_go_on_bit_for_bit(job: Path) -> None:
 
 
 def test_one_process_goes_on_with_a_run_of_two(job: Path) -> None:
-    run = job / "stopped-copy"
+    run, forgetful = job / "stopped-copy", job / "stopped-forgetful"
+    shutil.copytree(run, forgetful)
     resumed = fit(read_config(run), data=small(), out=run, resume=True)
     assert resumed.status == "finished"
-    assert losses(run) == pytest.approx(losses(job / "parts"), rel=1e-6)
-    assert apart(resumed.model.state_dict(), load_file(job / "parts-0.safetensors")) < 1e-5
+    assert losses(run) == pytest.approx(losses(job / "parts"), rel=1e-5)
+    whole = load_file(job / "parts-0.safetensors")
+    assert apart(resumed.model.state_dict(), whole) < FLIPPED
+    # The control: without the optimizer's memory it goes on otherwise.
+    tensors, state = checkpoint.load(forgetful)
+    forgotten = {name: t.zero_() if name.startswith("memory") else t for name, t in tensors.items()}
+    checkpoint.save(forgetful, forgotten, state)
+    other = fit(read_config(forgetful), data=small(), out=forgetful, resume=True)
+    assert losses(forgetful) != pytest.approx(losses(job / "parts"), rel=1e-4)
+    assert apart(other.model.state_dict(), whole) > 5 * FLIPPED
 
 
 def test_error_of_one_process_is_one_of_all(job: Path) -> None:
@@ -353,8 +363,8 @@ def test_run_of_a_killed_process_goes_on(job: Path, monkeypatch: pytest.MonkeyPa
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-5"]
     resumed = fit(read_config(run), out=run, resume=True)
     assert resumed.status == "finished"
-    assert losses(run) == pytest.approx(losses(job / "batchnorm"), rel=1e-6)
-    assert apart(resumed.model.state_dict(), load_file(job / "batchnorm-0.safetensors")) < 1e-5
+    assert losses(run) == pytest.approx(losses(job / "batchnorm"), rel=1e-5)
+    assert apart(resumed.model.state_dict(), load_file(job / "batchnorm-0.safetensors")) < FLIPPED
 
 
 def test_single_process_of_a_launcher_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

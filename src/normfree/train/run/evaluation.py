@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
 from normfree.train.data_sources import is_text, open_data
@@ -50,6 +52,10 @@ def evaluate(
     place = device_of(device)
     model = load(run, device=str(place), trust=trust)
     dtype = apply_precision_(model, config.precision if place.type == "cuda" else "float32")
+    if config.channels_last:  # as in training: convolutions of weights in another order round in another way
+        for parameter in model.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.clone(memory_format=torch.channels_last)
     inputs = data.inputs(config, device=place, dtype=dtype, processes=Processes())
     if inputs.test is None:
         raise ValueError(f"expected a test split in '{config.data}', found none; prepare the data with one")
