@@ -11,6 +11,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ class GraphReader:
         self.ends: set[Any] = set()  # the functions that made the outputs
         self.attentions: list[tuple[Any, Tensor]] = []  # with their weights, or numbers that are zero where these are
         self.paddings: list[Tensor] = []  # which words are padding, by table
+        self.word_gradients: dict[int, Tensor] = {}  # how large the gradient of each word is, by the address of words
         self.unknown: set[int] = set()  # learned or multiplied tensors that are not parameters of the model
         self.noted: list[tuple[Fact, tuple[Tensor, ...], Any]] = []
 
@@ -180,8 +182,16 @@ class GraphReader:
             self._read_root(node, kind)
         elif kind == "Embedding":
             words, padding = saved_tensor(node, "indices"), node._saved_padding_idx
-            if words is not None and words.dim() == 2 and 0 <= padding < 2**63:
-                self.paddings.append(words == padding)
+            if words is not None and words.dim() == 2:
+                node.register_prehook(partial(self._add_word_gradient, words.data_ptr()))
+                if 0 <= padding < 2**63:
+                    self.paddings.append(words == padding)
+
+    def _add_word_gradient(self, words: int, gradients: tuple[Tensor | None, ...]) -> None:
+        """Keep the size of the gradient that each word gets by any table, while the backward pass runs."""
+        if (gradient := gradients[0]) is not None:
+            size = gradient.detach().abs().amax(-1)
+            self.word_gradients[words] = size + self.word_gradients.get(words, 0)
 
     def _read_normalizer(self, node: Any) -> None:
         """Look for groups of one value, and note epsilon over the variance plus epsilon."""

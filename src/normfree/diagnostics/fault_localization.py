@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -52,18 +52,29 @@ class OpenQuestions(NamedTuple):
     ignored: list[IgnoredInput]
 
 
-def with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any, asked: OpenQuestions) -> Signal:
-    """Name the weights and modules behind a signal that ends, by further forward passes."""
+def with_origin(
+    signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any, asked: OpenQuestions, loss: Callable[[Any], Any]
+) -> Signal:
+    """Name the weights, modules and functions behind a signal that ends, by further forward passes.
+
+    Args:
+        loss: Returns the loss of an output, or None.
+    """
     broken = broken_parameters(parts) if signal.unmeasured else ()
     origin: list[str] = []
+    failures = _Failures()
     args, kwargs = _copied(inputs)
     if not broken and signal.inputs.finite and (asked.silent or signal.unmeasured):
         with (
             torch.no_grad(),
             preserve_model_state(model, parts),
             find_origin(parts.modules, varies if asked.silent else is_finite) as origin,
+            failures.following(parts.modules) if signal.unmeasured else nullcontext(),
         ):
-            model(*args, **kwargs)
+            output = model(*args, **kwargs)
+            failures.ended = True
+            if signal.unmeasured:
+                loss(output)
     idle = asked.idle
     cut = [name for name in (*asked.still, *idle[-MOST_CANDIDATES:]) if influences(model, parts, name, args, kwargs)]
     # A branch that starts at 0, as in Fixup, hides what it reads, but only until the first step.
@@ -74,9 +85,10 @@ def with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any
     unused = [name for name in idle if name not in used] if len(idle) <= MOST_CANDIDATES or not used else []
     facts = (*signal.facts, *(Fact("input ignored", "the input", i.part) for i in unread))
     inside = [name for name in origin if asked.ended and name.startswith(f"{asked.ended}.")]
-    first = next(iter(inside or origin), "")
-    kind = type(parts.modules[first]).__name__ if first else ""
-    signal = replace(signal, broken=broken, origin=first, origin_kind=kind, facts=facts)
+    place, function = failures.found[0] if failures.found else ("", "")
+    first = next(iter(inside or origin), place)
+    kind = type(parts.modules[first]).__name__ if first in parts.modules else ""
+    signal = replace(signal, broken=broken, origin=first, origin_kind=kind, origin_function=function, facts=facts)
     return replace(signal, cut=tuple(cut), unused=tuple(unused))
 
 
@@ -261,6 +273,30 @@ class _Owners(Observer):
         for t in out if isinstance(out, tuple | list) else (out,):
             if isinstance(t, Tensor) and t.grad_fn is not None:
                 self.owner.setdefault(t.grad_fn, self.home)
+        return out
+
+
+class _Failures(Observer):
+    """Collects the functions that make NaN out of numbers, or infinity out of finite ones, with their modules.
+
+    A function that is given -inf to write, as for a mask, is none. Set `ended` when the model has returned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+        self.ended = False
+
+    def on_function(self, call: FunctionCall) -> Any:
+        """Compare the numbers before and after."""
+        given = [t for t in tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor | float)]
+        tensors = [t for t in given if isinstance(t, Tensor) and t.is_floating_point()]
+        numbers = not any(bool(t.isnan().any()) for t in tensors)
+        finite = all(map(_finite, tensors)) and all(math.isfinite(t) for t in given if isinstance(t, float))
+        out = call.run()
+        made = out if isinstance(out, Tensor) and out.is_floating_point() else torch.zeros(())
+        if (numbers and bool(made.isnan().any())) or (finite and not _finite(made)):
+            self.found.append(("the loss" if self.ended else self.home, call.name))
         return out
 
 

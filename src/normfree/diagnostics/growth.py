@@ -37,7 +37,11 @@ BETTER = 0.6  # largest error of a power law relative to an exponential: 0.02 to
 # to 1.3e-4 from the first hidden layer to the last (torch's default, 7 layers) trained with SGD, with 6e-5 (Xavier,
 # 16 layers) they stopped halfway, and with 4e-6 (torch's default, 9 layers) they stayed at chance.
 PLAIN_SMALL = 1e-4
-FORGETS = 0.5  # the least factor per time step of a recurrent layer; tanh with orthogonal weights has 0.7
+# A recurrent layer may forget by a factor per time step of 0.5; tanh with orthogonal weights has 0.7. With torch's
+# default it has 0.2 to 0.4, which leaves enough of a short sequence: more than rounding does in float32, squared.
+FORGETS = 0.5
+FORGETS_SOON = 0.1
+LOST_BY_ROUNDING = 1e-15
 
 SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
 
@@ -147,7 +151,7 @@ def _judge_stream(
     normalized_limit = LARGE_NORMALIZED if plain else LARGE_WITH_SUMS
     large = math.log(normalized_limit if tolerant else LARGE)
     learns_to_keep = tied and module_of(points[0].name) in gated and slope > 2 * math.log(SHUT_GATE)
-    forgets = tied and slope > math.log(FORGETS)
+    forgets = tied and slope > math.log(FORGETS_SOON if whole > math.log(LOST_BY_ROUNDING) else FORGETS)
     small = -math.log(PLAIN_SMALL) if plain else math.log(LARGE)
     fast_growth = not tolerant and fast >= math.log(FAST) and ends_of_stages >= math.log(NOTICEABLE)
     fast_decay = not plain and fast <= -math.log(FAST) and ends_of_stages <= -math.log(NOTICEABLE)

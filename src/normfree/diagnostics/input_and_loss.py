@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_leaves, tree_map_with_path
+from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map_with_path
 
 from normfree.diagnostics.graph_nodes import VIEWS, first_function, function_name, saved_tensor
 from normfree.diagnostics.moments import variations
@@ -77,10 +77,15 @@ class IgnoredInput(NamedTuple):
 
 
 @torch.no_grad()
-def ignored_inputs(watched: list[WatchedInput]) -> Iterator[IgnoredInput]:
-    """Find the arguments, and the features and positions of the main one, that get no gradient."""
-    numbers = [w for w in watched if w.leaf.requires_grad and w.leaf.dim() > 1 and len(w.leaf) > 1]
-    gradients = [w.leaf.grad for w in numbers]
+def ignored_inputs(watched: list[WatchedInput], word_gradients: Mapping[int, Tensor]) -> Iterator[IgnoredInput]:
+    """Find the arguments, and the features and positions of the main one, that get no gradient.
+
+    Args:
+        word_gradients: The size of the gradient that embeddings get at each word, by the address of the words.
+    """
+    numbers = [w for w in watched if w.leaf.dim() > 1 and len(w.leaf) > 1]
+    numbers = [w for w in numbers if w.leaf.requires_grad or w.read.data_ptr() in word_gradients]
+    gradients = [w.leaf.grad if w.leaf.requires_grad else word_gradients[w.read.data_ptr()] for w in numbers]
     used = [g for g in gradients if g is not None and bool(g.any())]
     for w, gradient in zip(numbers, gradients, strict=True):
         if not used:
@@ -94,6 +99,8 @@ def ignored_inputs(watched: list[WatchedInput]) -> Iterator[IgnoredInput]:
                 if len(indices) >= IGNORED * gradient.shape[axis]:
                     few = ", ".join(map(str, indices[:3])) + (", …" if len(indices) > 3 else "")
                     changed = torch.where(silent, w.leaf.detach().roll(1, 0), w.leaf.detach())
+                    if torch.equal(changed, w.leaf):  # as padding, which is the same in all samples
+                        return
                     yield IgnoredInput(w.name, f"index {few} of dimension {axis}", changed)
                     return
 
@@ -158,11 +165,26 @@ def target_facts(targets: Any) -> InputFacts:
     """Measure the targets of a loss, if they are a tensor; `alike`: whether all numbers are the same."""
     if not isinstance(targets, Tensor) or targets.is_complex() or not targets.numel():
         return InputFacts()
-    values = targets.float()
+    values = targets.detach().float()
     alike = targets.numel() > 1 and bool((targets == targets.flatten()[0]).all())
     mean, deviation = float(values.mean()), float(values.std(correction=0))
     lowest, highest = map(float, torch.aminmax(values))
     return InputFacts(True, mean, deviation, alike, _name(targets.dtype), lowest=lowest, highest=highest)
+
+
+@torch.no_grad()
+def large_targets(output: Any, targets: Any) -> Iterator[Fact]:
+    """The sizes of the parts of the targets, if these are a tuple or mapping, with those of outputs of their shape."""
+    if isinstance(targets, Tensor):
+        return
+    outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+    for path, part in tree_leaves_with_path(targets):
+        if not isinstance(part, Tensor) or not part.is_floating_point() or not part.numel():
+            continue
+        alike = [t.float().square().mean() for t in outputs if t.squeeze().shape == part.squeeze().shape]
+        if alike and not bool((part == part.flatten()[0]).all()):
+            size = float(part.float().square().mean().sqrt())
+            yield Fact("targets", f"the targets{keystr(path)}", value=size, mean=float(max(alike).sqrt()))
 
 
 def is_mask(tensor: Tensor) -> bool:

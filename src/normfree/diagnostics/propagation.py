@@ -31,6 +31,7 @@ from normfree.diagnostics.input_and_loss import (
     first_tensor,
     ignored_inputs,
     input_facts,
+    large_targets,
     loss_of,
     output_facts,
     target_facts,
@@ -159,7 +160,7 @@ def _measure(
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
             _backward(parts, starts)
         checks = (*_checks(watched, output, targets, loss), *_unseen_samples(by_sample))
-        ignored = list(ignored_inputs(watched))
+        ignored = list(ignored_inputs(watched, reader.word_gradients))
     observer.moments.reduce()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
     sums = observer.result(learning_branches(parts, plan, gradient_sizes))
@@ -184,6 +185,7 @@ def _measure(
             *functions,
             *checks,
             *weights.copies(gradient_sizes),
+            *large_targets(output, targets),
         ),
         modules=module_facts(parts),
         unreachable=unreachable_targets(graph.output, size, targets),
@@ -197,7 +199,9 @@ def _measure(
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
     idle = weights.idle_modules(set(gradients) | (graph.reached if value is None else set()), head.classes)
     asked = _open_questions(signal, parts, idle, ignored, silent=zero is None)
-    return with_origin(signal, model, parts, inputs, asked) if asked is not None else signal
+    if asked is None:
+        return signal
+    return with_origin(signal, model, parts, inputs, asked, lambda output: loss_of(output, targets, loss))
 
 
 def plan_of(

@@ -39,11 +39,28 @@ def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
         yield finding("input scale", "the input", size=x.size, note=note)
 
 
+DIVISIONS = ("div", "div_", "__truediv__", "__rtruediv__", "__itruediv__", "true_divide", "reciprocal", "rsqrt")
+NOT_FINITE = {
+    **dict.fromkeys(DIVISIONS, "it divides by zero; add a small number (epsilon) to what it divides by"),
+    **dict.fromkeys(("log", "log2", "log10"), "the logarithm of zero or less; add a small number (epsilon) inside it"),
+    **dict.fromkeys(("sqrt", "pow", "__pow__"), "a root of less than zero, or a power of zero or of a large number"),
+    **dict.fromkeys(("exp", "expm1"), "the exponential of a large number overflows; limit it, or subtract the maximum"),
+    **dict.fromkeys(
+        ("softmax", "log_softmax", "scaled_dot_product_attention", "multi_head_attention_forward"),
+        "all values of a softmax are -inf, as behind a mask that hides every position (an inverted padding mask)",
+    ),
+}  # by function, what makes its result infinite or NaN
+
+
 def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
     """The weight, the module or the precision that makes the signal infinite or NaN."""
     if not signal.unmeasured or not signal.inputs.finite:
         return
     divides = ": a weight is not finite, or something divides by zero or takes a root or logarithm outside its range"
+    if function := signal.origin_function:
+        function = function.strip("_")
+        reason = NOT_FINITE.get(signal.origin_function, "its numbers leave the range of the type or of the function")
+        divides = f"; {function} returns infinity or NaN there: {reason}"
     if signal.broken:
         verb = "hold" if len(signal.broken) > 1 else "holds"
         yield finding("weight not finite", signal.broken[0], names=signal.broken, verb=verb)
@@ -62,7 +79,7 @@ def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
         yield finding("not finite", forward.broken_at, text=text, where=f"{where}{inner}", why=divides)
     elif not forward.broken_at:
         where = signal.origin or "the layers between the last block and the output"
-        text, why = "the values become non-finite after the last block", divides if signal.origin else ""
+        text, why = "the values become non-finite after the last block", divides if signal.origin or function else ""
         yield finding("not finite", signal.origin or "the output", text=text, where=where, why=why)
 
 
@@ -97,9 +114,11 @@ TARGETS_LARGE = 30.0  # root mean square, also over that of the output, which ha
 def faults_of_the_targets(signal: Signal) -> Iterator[Finding]:
     """Targets that are too large, and a loss that is a sum."""
     y, head = signal.targets, signal.head
-    reached = math.sqrt(head.mean_square) * TARGETS_LARGE if head.mean_square > 1 else TARGETS_LARGE
-    if "float" in y.dtype and y.size > reached and not y.alike:
-        yield finding("targets scale", "the targets", size=y.size)
+    sizes = [(f.place, f.value, f.mean) for f in signal.by_kind["targets"]]
+    if "float" in y.dtype and not y.alike:
+        sizes.append(("the targets", y.size, math.sqrt(head.mean_square)))
+    for place, size, output in islice((t for t in sizes if t[1] > TARGETS_LARGE * max(1.0, t[2])), 1):
+        yield finding("targets scale", place, size=size)
     count = signal.zero_loss / math.log(head.classes) if head.classes > 1 and "NllLoss" in signal.graph.loss else 1.0
     if count > 3 and abs(count - round(count)) < 1e-3 * count:
         yield finding("loss is a sum", "the loss", count=round(count))
@@ -126,7 +145,7 @@ def faults_of_the_loss(signal: Signal) -> Iterator[Finding]:
     elif "LogSoftmax" in loss and graph.output in (*BOUNDED[:-1], "Relu"):
         text = f"the output is a {function}, and the loss takes a softmax of it, which needs numbers of any size"
         yield finding("{function} before the loss", "the output", text=text, **words)
-    elif {"NllLoss", "NllLoss2D"} & loss and not {"LogSoftmax", "Log"} & {*loss, graph.output}:
+    elif {"NllLoss", "NllLoss2D", "CtcLoss"} & loss and not {"LogSoftmax", "Log"} & {*loss, graph.output}:
         yield finding("logits without a softmax", "the output")
     elif signal.unreachable > UNREACHABLE and "BinaryCrossEntropyWithLogits" not in loss:
         yield finding("{function} on the output", "the output", percent=signal.unreachable, **words)

@@ -164,14 +164,15 @@ class Fact:
 
     Attributes:
         kind: The word of a finding, or 'bias' and 'largest bias' of the classifier, 'dropout', 'embedding', 'gate',
-            'noise', 'recurrence', 'scale', 'openness' for a function that can be saturated, or 'variation ends' for the
-            first module from which on the signal is the same for all samples.
+            'noise', 'recurrence', 'scale', 'targets' for a part of the targets, 'openness' for a function that can be
+            saturated, or 'variation ends' for the first module from which on the signal is the same for all samples.
         place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
         detail: A name or a few words, such as the function or the gate.
-        value: The number: a root mean square (bias, embedding, scale), a probability (dropout), the mean of the sigmoid
+        value: The number: a root mean square (bias, embedding, scale, targets), a probability (dropout), the mean of the sigmoid
             of the biases (gate), the largest eigenvalue (recurrence), the squared difference of two passes over that of
             two samples (noise), or the mean square of the derivative relative to the largest possible one (openness).
-        mean: The mean of the output of a function, or of the gains of a normalizer.
+        mean: The mean of the output of a function or of the gains of a normalizer, or the root mean square of the
+            output that belongs to a part of the targets.
     """
 
     kind: str
@@ -263,9 +264,10 @@ class Signal:
         inputs: The main input.
         head: The output, and the loss by chance.
         broken: The parameters and buffers that are not finite; empty if the signal is finite.
-        origin: The innermost module that made non-finite numbers out of finite ones, or zeros out of others; '' if
-            there is none.
+        origin: The innermost module that made non-finite numbers out of finite ones, or zeros out of others, or
+            'the loss'; '' if there is none.
         origin_kind: The class of that module.
+        origin_function: The function that made the numbers that are not finite, '' if it is not known.
         cut: The last layers outside of branches that change the output although they get no gradient.
         half: Whether the network computes in float16.
         normalized: Whether there is a normalizer for at least every second weight layer.
@@ -303,6 +305,7 @@ class Signal:
     broken: tuple[str, ...] = ()
     origin: str = ""
     origin_kind: str = ""
+    origin_function: str = ""
     cut: tuple[str, ...] = ()
     half: bool = False
     normalized: bool = False

@@ -76,7 +76,7 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
         return _record_meta(model, args, kwargs, kept)
     except Exception as without_values:  # whatever the model's own code raises
         try:
-            return _record_values(model, args, kwargs, kept)
+            return _record_values(model, args, kwargs, kept, differentiates="does not require grad" in str(without_values))
         except Exception as error:
             # On an example without values the second run adds no information.
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
@@ -112,22 +112,22 @@ def _record_meta(model: nn.Module, args: Any, kwargs: Any, kept: set[str]) -> Fl
         return _run_recorded(model, args, kwargs, kept)
 
 
-def _record_values(model: nn.Module, args: Any, kwargs: Any, kept: set[str]) -> Flow:
+def _record_values(model: nn.Module, args: Any, kwargs: Any, kept: set[str], differentiates: bool) -> Flow:
     if any(t.is_meta for t in (*model.parameters(), *tensors_of((args, kwargs)))):
         raise ValueError("a model or example without values")
     twin = deepcopy(model)
     args, kwargs = deepcopy((args, kwargs))  # a model may write into its input
     with preserve_random_state((*twin.parameters(), *tensors_of((args, kwargs)))):
-        return _run_recorded(twin, args, kwargs, kept)
+        return _run_recorded(twin, args, kwargs, kept, differentiates)
 
 
-def _run_recorded(model: nn.Module, args: Any, kwargs: Any, kept: set[str]) -> Flow:
+def _run_recorded(model: nn.Module, args: Any, kwargs: Any, kept: set[str], differentiates: bool = False) -> Flow:
     modules = dict(model.named_modules())
     flow = Flow(WeightUses({name: p for name, p in model.named_parameters() if name not in kept}))
     flow.add("input", "input", (), (args, kwargs))
     recorder = _Recorder(flow, modules)
     recorder.watch_norms_()
-    with torch.no_grad(), recorder.following(modules):
+    with torch.set_grad_enabled(differentiates), recorder.following(modules):
         flow.finish(model(*args, **kwargs))
     flow.release_tensors()
     return flow
