@@ -18,7 +18,7 @@ from normfree.optim.master_weights import OptimizerName
 from normfree.optim.rate_trials import OPTIMIZERS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
 from normfree.train.config import TrainConfig
-from normfree.train.image_data import augmentation_of
+from normfree.train.data_sources import augmentation_of
 from normfree.train.setting_fields import field_types
 
 positive = st.floats(1e-12, 1e12)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from normfree.train.data_sources import explained_worker_end
 from normfree.train.engine.data_interface import ShapedFeed
 from normfree.train.engine.step import OneShapeFeed
-from normfree.train.image_data import explained_worker_end
 
 
 class Numbers(NamedTuple):

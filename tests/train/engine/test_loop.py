@@ -20,10 +20,10 @@ from torch import Tensor, nn
 import normfree as nf
 from normfree.data.images.image_set import ImageBatches, Split, image_set, in_order
 from normfree.train import RunFolder, RunResult, Snapshot
+from normfree.train.data_sources import augmentation_of
 from normfree.train.engine import loop as engine
 from normfree.train.engine.scoring import score
 from normfree.train.engine.step import TrainStep
-from normfree.train.image_data import augmentation_of
 from normfree.train.run import checkpoint
 from normfree.train.run.result import Score
 from tiny_images import tiny_images
@@ -361,7 +361,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An image folder of two classes, dark and bright; images are brought to 16 × 16."""
     from PIL import Image
 
-    monkeypatch.setattr("normfree.train.image_data.FOLDER_SIZE", 16)
+    monkeypatch.setattr("normfree.train.data_sources.FOLDER_SIZE", 16)
     draws = np.random.default_rng(0)
     for part, count in (("train", 10), ("val", 4)):
         for label, level in (("bright", 160), ("dark", 0)):

@@ -23,9 +23,9 @@ from forked_runs import Runs, forked_runs
 from normfree.data.images.image_set import ImageSet, Split
 from normfree.files import write_sealed_text
 from normfree.train import RunFolder, RunResult
+from normfree.train.data_sources import MemoryImages
 from normfree.train.engine import loop as engine
 from normfree.train.engine.step import image_loss
-from normfree.train.image_data import MemoryImages
 from normfree.train.run import checkpoint
 from normfree.train.run import run_page as curves
 from stopped_steps import stop_at

@@ -116,7 +116,7 @@ def test_signal_agrees_with_a_diagnosis_of_the_same_network(tmp_path: Path) -> N
     fit(tmp_path, epochs=1)
     first = json.loads((tmp_path / "signal.jsonl").read_text().splitlines()[0])
     config, images = nf.TrainConfig(**SETTINGS), tiny_images()
-    from normfree.train.image_data import MemoryImages
+    from normfree.train.data_sources import MemoryImages
 
     data = MemoryImages(images)
     model, _ = data.build_model(config)

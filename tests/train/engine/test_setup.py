@@ -14,11 +14,10 @@ from torch import nn
 import normfree as nf
 from normfree.conversion.saving import read_plan, save_converted
 from normfree.train import RunFolder
-from normfree.train.data_sources import as_data
+from normfree.train.data_sources import AS_BUILT, as_data
 from normfree.train.engine import loop as engine
 from normfree.train.engine.setup import classifier_parameters, model_settings, parameter_groups
 from normfree.train.engine.step import TrainStep
-from normfree.train.image_data import AS_BUILT
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import normfree as nf
 from normfree.nn import device_memory
+from normfree.train.data_sources import MemoryImages
 from normfree.train.engine.setup import require_room_for_micro_batch
-from normfree.train.image_data import MemoryImages
 from tiny_images import tiny_images
 
 CONFIG = nf.TrainConfig(model="resmlp-4-32", batch_size=1024, precision="float32", compile=False)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from normfree.nn.model_state import eval_mode
+from normfree.train.data_sources import image_sums
 from normfree.train.engine.data_interface import BatchSums
 from normfree.train.engine.stop_signals import Stop
-from normfree.train.image_data import image_sums
 from normfree.train.run.result import Score
 
 

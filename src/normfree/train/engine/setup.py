@@ -26,7 +26,7 @@ from normfree.nn.weight_gradient_stream import use_side_stream_
 from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
-from normfree.train.data_sources import as_data, open_data
+from normfree.train.data_sources import AS_BUILT, as_data, explained_worker_end, open_data
 from normfree.train.engine.data_interface import Data
 from normfree.train.engine.distributed import Processes, join_processes
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
@@ -35,7 +35,6 @@ from normfree.train.engine.scoring import mean_score, sum_scores
 from normfree.train.engine.step import TrainStep
 from normfree.train.engine.stop_signals import Stop, StopRequestedError
 from normfree.train.engine.torch_runtime import collector_paused, objects_frozen, seeded_generators, torch_settings
-from normfree.train.image_data import AS_BUILT, explained_worker_end
 from normfree.train.run.result import Score
 from normfree.train.run.run_folder import RunFolder
 

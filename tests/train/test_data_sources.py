@@ -12,10 +12,9 @@ from torch import Tensor
 
 from normfree.data import ImageSet, load
 from normfree.train import TrainConfig
-from normfree.train.data_sources import as_data, open_data
+from normfree.train.data_sources import FolderImages, MemoryImages, as_data, open_data
 from normfree.train.engine.data_interface import Data, EvalBatches, Inputs
 from normfree.train.engine.distributed import Processes
-from normfree.train.image_data import FolderImages, MemoryImages
 from normfree.train.run.evaluation import with_data_dir
 from tiny_images import tiny_images
 
