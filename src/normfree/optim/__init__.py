@@ -2,9 +2,8 @@
 
 from normfree.optim.clipping import agc_parameters, clip_adaptively_, clip_by_norm_, clip_grad_agc_, clip_grad_norm_
 from normfree.optim.groups import param_groups
-from normfree.optim.master_weights import MasterWeights
+from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.optim.schedules import Schedule
-from normfree.optim.update_rules import UpdateRule
 
 __all__ = [
     "MasterWeights",

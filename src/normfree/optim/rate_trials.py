@@ -16,7 +16,7 @@ from normfree.diagnostics.propagation import Loss
 from normfree.nn.model_state import call_arguments
 from normfree.nn.sharding import is_sharded
 from normfree.optim.clipping import agc_parameters, clip_grad_agc_
-from normfree.optim.update_rules import OptimizerName
+from normfree.optim.master_weights import OptimizerName
 from normfree.report.tables import compact
 
 Groups = list[dict[str, Any]]

@@ -16,7 +16,7 @@ from normfree.data.images.image_set import ImageBatch, ImageBatches, Split
 from normfree.models import Network, build
 from normfree.nn.weight_gradient_stream import use_side_stream_
 from normfree.optim import agc_parameters, clip_grad_agc_, clip_grad_norm_, param_groups
-from normfree.optim.update_rules import UpdateRule
+from normfree.optim.master_weights import UpdateRule
 from normfree.train.config import TrainConfig
 from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.step import TrainStep, cross_entropy

@@ -20,8 +20,7 @@ from normfree.data.images.image_set import ImageBatch
 from normfree.nn.scalars import with_dimension
 from normfree.nn.weight_gradient_stream import side_stream
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
-from normfree.optim.master_weights import MasterWeights
-from normfree.optim.update_rules import UpdateRule
+from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.train.config import TrainConfig
 from normfree.train.engine.data_interface import Feed, Loss, ShapedFeed
 from normfree.train.engine.forward import Forward, forward_of

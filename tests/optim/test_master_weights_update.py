@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.optim.update_rules import UpdateRule
+from normfree.optim.master_weights import UpdateRule
 
 SIZES, RATES, DECAYS = (5, 3, 8), (0.1, 0.01, 0.3), (0.02, 0.0, 0.1)
 STEPS = 20
