@@ -101,7 +101,7 @@ def tune_settings(
     base = configuration(recipe, file=config, changes=settings)
     from normfree.files import to_json_values
     from normfree.tuning.tune_runs import tune
-    from normfree.tuning.tuning_report import save, score_text, table, train_options
+    from normfree.tuning.tuning_result import save, score_text, table, train_options
 
     messages, told = open_console(stderr=True), False
     processes = jobs or default_jobs(base.device) if on == "local" else 1
