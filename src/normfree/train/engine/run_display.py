@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normfree.errors import missing_package
 from normfree.files import from_json_values, to_json_values, write_text
 from normfree.models import BaseModel
 from normfree.report.page import render_page
@@ -25,7 +27,6 @@ from normfree.train.config import TrainConfig
 from normfree.train.run.result import Snapshot
 from normfree.train.run.run_page import run_page
 from normfree.train.run.run_records import PAGE, PROGRESS, SIGNAL, describe_run, read_lines, with_state
-from normfree.train.run.tensorboard_log import TensorBoardLog
 
 if TYPE_CHECKING:
     from normfree.train.engine.setup import TrainSetup
@@ -247,6 +248,33 @@ def _changed_settings(config: TrainConfig) -> Mapping[str, Any]:
     """Return the settings that differ from their defaults, without those that the machine decides."""
     decided, values = ("channels_last", "compile", "graph", "kernels"), asdict(config)
     return {f.name: values[f.name] for f in fields(config) if values[f.name] != f.default and f.name not in decided}
+
+
+class TensorBoardLog:
+    """A TensorBoard log in the folder of a run.
+
+    TensorBoard hides records after step `done`, left by an interrupted run.
+
+    Raises `ValueError` if TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path, *, done: int = 0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError(missing_package("tensorboard", "tensorboard=true")) from error
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        """Log the numbers of a record."""
+        for name, value in record.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, record["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        """End the writing thread."""
+        self._writer.close()
 
 
 class Throughput:

@@ -1,4 +1,4 @@
-"""The progress of a run, its scores, its result and its TensorBoard log; without torch."""
+"""The progress of a run, its scores and its result; without torch."""
 
 from __future__ import annotations
 

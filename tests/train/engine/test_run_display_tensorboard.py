@@ -9,7 +9,7 @@ import pytest
 
 import normfree as nf
 from normfree.train import RunFolder
-from normfree.train.run.tensorboard_log import TensorBoardLog
+from normfree.train.engine.run_display import TensorBoardLog
 from tiny_images import tiny_images
 
 
