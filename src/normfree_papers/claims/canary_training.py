@@ -22,7 +22,6 @@ from normfree.nn.attention import SPECIAL
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
 from normfree.train.engine.distributed import Processes
-from normfree.train.engine.scoring import score
 from normfree.train.engine.setup import prepare_training
 from normfree.train.engine.torch_runtime import seeded_generators
 from normfree_papers.claims.canary import SMALL_MODELS, TRIED, Figures, Record, probes_of, spelled, tolerance
@@ -135,7 +134,7 @@ def _figures(probe: str, device: torch.device, precision: str) -> list[float]:
                 losses.append(float(step.loss_sum))
         with step.averaged():
             scored = setup.inputs.test or setup.inputs.validation
-            losses += [] if scored is None else [score(setup.model, scored(), setup.inputs.sums).loss]
+            losses += [] if scored is None else [setup.score(scored()).loss]
         trained = step.masters.named(step.masters.values)
         figures = [*losses, *parameter_figures(initial, trained)]
     return [float(f"{figure:.7g}") for figure in figures]

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 import normfree as nf
 from normfree.data.images.image_set import ImageBatches, Split, image_set, in_order
 from normfree.train import RunFolder, RunResult, Snapshot
-from normfree.train.data_sources import augmentation_of
+from normfree.train.data_sources import augmentation_of, image_sums
 from normfree.train.engine import loop as engine
-from normfree.train.engine.scoring import score
+from normfree.train.engine.setup import score
 from normfree.train.engine.step import TrainStep
 from normfree.train.run import checkpoint
 from normfree.train.run.result import Score
@@ -103,7 +103,7 @@ def test_score_is_that_of_the_model_that_is_returned() -> None:
     data = tiny_images()
     for changes in ({"method": "batchnorm", "model": "resnet8"}, {"ema": 0.8}, {"channels_last": True}):
         result = fit(**changes)
-        again = score(result.model, in_order(data.test, batch_size=1000, mean=data.mean, std=data.std))
+        again = score(result.model, in_order(data.test, batch_size=1000, mean=data.mean, std=data.std), image_sums)
         assert again == result.test
         assert not any(module.training for module in result.model.modules())
 

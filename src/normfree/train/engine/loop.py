@@ -22,8 +22,8 @@ from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.engine.data_interface import EvalBatches
 from normfree.train.engine.run_display import RunDisplay, ShowProgress, Throughput
-from normfree.train.engine.scoring import UntilSignal
 from normfree.train.engine.setup import TrainSetup, open_run
+from normfree.train.engine.stop_signals import UntilSignal
 from normfree.train.engine.torch_runtime import LaunchQueue
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunResult, RunStatus, Score, Snapshot

@@ -27,11 +27,10 @@ from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data_sources import AS_BUILT, as_data, explained_worker_end, open_data
-from normfree.train.engine.data_interface import Data
+from normfree.train.engine.data_interface import BatchSums, Data
 from normfree.train.engine.distributed import Processes, join_processes
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
 from normfree.train.engine.kernel_stages import Stage, prepare_stages
-from normfree.train.engine.scoring import mean_score, sum_scores
 from normfree.train.engine.step import TrainStep
 from normfree.train.engine.stop_signals import Stop, StopRequestedError
 from normfree.train.engine.torch_runtime import collector_paused, objects_frozen, seeded_generators, torch_settings
@@ -136,6 +135,42 @@ class TrainSetup:
     def release(self) -> None:
         """End the workers that read data, and leave the model as `load` returns it; a second call does nothing."""
         self.cleanup.close()
+
+
+@torch.no_grad()
+def sum_scores(
+    model: nn.Module,
+    batches: Iterable[Any],
+    sums_of: BatchSums,
+    forward: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """Score a model in evaluation mode; the mode of every module is restored.
+
+    Args:
+        model: The model.
+        batches: The batches; each label is counted once.
+        sums_of: The sums over one batch.
+        forward: The function to call in place of the model, if any.
+
+    Returns:
+        Three float64 sums over all batches, for `mean_score`: the losses, the hits, and the number of labels.
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
+    with eval_mode(model):
+        for batch in batches:
+            sums += sums_of(model if forward is None else forward, batch)
+    return sums
+
+
+def mean_score(sums: Tensor) -> Score:
+    """Return the means over all labels; NaN if there are none."""
+    loss, hits, labels = sums.tolist()
+    return Score(loss / labels, hits / labels) if labels else Score(float("nan"), float("nan"))
+
+
+def score(model: nn.Module, batches: Iterable[Any], sums_of: BatchSums) -> Score:
+    """Score a model on batches that this process has alone; see `sum_scores`."""
+    return mean_score(sum_scores(model, batches, sums_of))
 
 
 @contextmanager

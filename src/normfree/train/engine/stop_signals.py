@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -60,6 +61,25 @@ class Stop:
             raise KeyboardInterrupt
         if self.at_once and number == signal.SIGINT:
             raise KeyboardInterrupt
+
+
+class UntilSignal:
+    """Batches that end early, without an error, when a Unix signal asks the run to stop; `stop_signal` is then its
+    number.
+
+    It is not an error because all processes have to take part in the reduction at the end of an evaluation.
+    """
+
+    def __init__(self, batches: Iterable[Any], stop: Stop) -> None:
+        self._batches, self._stop = batches, stop
+        self.stop_signal = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            if self._stop.requested is not None:
+                self.stop_signal = self._stop.requested
+                return
+            yield batch
 
 
 def _slurm_signals() -> tuple[int, ...]:
