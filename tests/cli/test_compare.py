@@ -89,5 +89,5 @@ def test_compare_says_how_many_runs_there_are(
     app.command()(compare_methods)
     app([*one, "--lr", "0.01", "--lr", "0.03"], standalone_mode=False)
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "3 runs, 1 of them trained before"
+    assert said[0] == "3 runs, 1 of them done before"
     assert any("2 of 3 done" in line and re.search(r"about \d+ s left, fixup, resmlp-1-8, lr", line) for line in said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from normfree.cli.options import print_json
 from normfree.report.tables import Column, Table, print_table
 
 
@@ -28,8 +28,9 @@ def check_folders(
 
     found = [(folder, *verify_folder(folder)) for folder in folders]
     if as_json:
-        plain = [{"folder": str(path), "kind": kind, "files": list(map(asdict, files))} for path, kind, files in found]
-        typer.echo(json.dumps(plain, indent=1))
+        print_json(
+            [{"folder": str(path), "kind": kind, "files": list(map(asdict, files))} for path, kind, files in found]
+        )
     else:
         columns = (Column("file", style="cyan"), Column("state"), Column("reason"))
         for folder, kind, files in found:

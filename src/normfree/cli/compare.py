@@ -12,11 +12,14 @@ from normfree.cli.options import (
     GpusPerRun,
     On,
     Plugins,
+    announcing,
     command_line,
     default_jobs,
     load_plugins,
+    print_json,
     require_alone,
     require_executor,
+    say_stopped,
 )
 from normfree.errors import require_package
 
@@ -68,8 +71,6 @@ def compare_methods(
 
     For example: normfree compare -m fixup -m batchnorm --model resnet8 --model resnet20 --set epochs=1
     """
-    import json
-
     from normfree.comparison.comparison_report import redraw, save, table
     from normfree.report import open_console, print_table
 
@@ -91,22 +92,10 @@ def compare_methods(
     load_plugins(plugin)
     base = _base(recipe, changes or [])
     from normfree.comparison import compare
-    from normfree.files import to_json_values
     from normfree.report.terminal import progress
 
     processes = 1 if plugin or on != "local" else jobs or default_jobs(base.device)
-    told = False
-
     with progress("runs", estimate=False) as update:
-
-        def show(done: int, total: int, text: str) -> None:
-            nonlocal told
-            if not told and total > 1:
-                before = f", {done} of them trained before" if done else ""
-                messages.print(f"{total} runs{before}", markup=False)
-            told = True
-            update(done, total, text)
-
         found = compare(
             base,
             methods=method or ["fixup", "batchnorm"],
@@ -118,16 +107,14 @@ def compare_methods(
             on=on,
             cpus_per_run=cpus_per_run,
             gpus_per_run=gpus_per_run,
-            progress=show,
+            progress=announcing(update, "runs"),
         )
     if as_json:
-        typer.echo(json.dumps(to_json_values(found.to_json()), indent=1, ensure_ascii=False))
+        print_json(found.to_json())
     elif found.runs:
         print_table(table(found))
     if found.signal is not None:
-        messages.print(
-            "stopped; the runs so far are kept; run the same command to continue", markup=False, style="yellow"
-        )
+        say_stopped("runs")
         raise typer.Exit(128 + found.signal)
     typed: dict[str, object] = {
         "-m": method,

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normfree.cli.completion import complete_method
-from normfree.cli.options import Example, Plugins, example_inputs, load_plugins, require_model, require_one_input
+from normfree.cli.options import (
+    Example,
+    Plugins,
+    example_inputs,
+    load_plugins,
+    print_json,
+    require_model,
+    require_one_input,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,10 +64,7 @@ def convert_model(
 
     For example: normfree convert torchvision:resnet50 --method fixup --out resnet50-fixup
     """
-    import json
-
     from normfree.diagnostics import diagnosis
-    from normfree.files import to_json_values
     from normfree.report import open_console, print_table
     from normfree.report.terminal import progress
 
@@ -81,9 +86,9 @@ def convert_model(
             "model": model,
             "method": chosen or "fold_batchnorm",
             "plan": converted.plan.to_json(),
-            "diagnoses": diagnosis.json_data(found),
+            "diagnoses": [one.to_json() for one in found],
         }
-        typer.echo(json.dumps(to_json_values(record), indent=1, ensure_ascii=False))
+        print_json(record)
     else:
         console = open_console()
         console.print(str(converted.plan), markup=False, highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normfree.cli.completion import complete_data
-from normfree.cli.options import require_folder
+from normfree.cli.options import print_json, require_folder
 
 if TYPE_CHECKING:
     from normfree.report.terminal import Update
@@ -86,17 +85,18 @@ def list_data(
 
     rows = on_disk(folder)
     if as_json:
-        records = [
-            {
-                "name": row.name,
-                "about": row.about,
-                "state": row.state,
-                "folder": None if row.folder is None else str(row.folder),
-                "bytes": row.size,
-            }
-            for row in rows
-        ]
-        typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
+        print_json(
+            [
+                {
+                    "name": row.name,
+                    "about": row.about,
+                    "state": row.state,
+                    "folder": None if row.folder is None else str(row.folder),
+                    "bytes": row.size,
+                }
+                for row in rows
+            ]
+        )
         return
     print_table(
         Table(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normfree.cli.options import default_jobs, require_folder
+from normfree.cli.options import default_jobs, require_folder, say_stopped
 
 
 def make_demo(
@@ -32,9 +32,7 @@ def make_demo(
     with progress("demo") as update:
         demo = run_demo(out, jobs=jobs or default_jobs("cpu"), progress=update)
     if demo is None:
-        open_console(stderr=True).print(
-            "stopped; the runs so far are kept; run the same command to continue", style="yellow"
-        )
+        say_stopped("runs")
         raise typer.Exit(130)
     print_table(signal_table(demo), console)
     print_table(table(demo.depth), console)

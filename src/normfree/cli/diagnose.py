@@ -15,10 +15,11 @@ from normfree.cli.options import (
     Model,
     Plugins,
     Trust,
-    example_inputs,
     load_plugins,
     model_folder,
+    model_inputs,
     name_in_folder,
+    print_json,
     require_model,
     require_one_input,
     require_output,
@@ -140,14 +141,14 @@ def _check_widths(
     model: str, widths: str, methods: list[str], shape: str, batch: int, seed: int, out: Sequence[Path], as_json: bool
 ) -> None:
     """Compare how far activations move in a few steps at several widths, and print, draw or write it."""
-    import json
-
     numbers = [int(text) for text in widths.split(",") if text.strip().isdecimal() and int(text) > 0]
     if "{}" not in model or len(set(numbers)) < 2 or len(numbers) != len(widths.split(",")) or len(methods) > 1:
         raise ValueError(
             "expected a model with {} in place of its width, two or more --widths and one --method, as in: normfree "
             f"diagnose 'resmlp-8-{{}}' --widths 32,64,128 -m he_in; got '{model}' and '{widths}'"
         )
+    import json
+
     from normfree.diagnostics.width_check import coordinate_check
     from normfree.files import to_json_values
     from normfree.models.model_and_inputs import build_by_name, random_inputs
@@ -160,14 +161,13 @@ def _check_widths(
         found = coordinate_check(
             lambda width: build_by_name(names[width], methods[0], inputs=inputs, seed=seed), numbers, inputs
         )
-    record = json.dumps(to_json_values(found.to_json()), indent=1)
     if as_json:
-        typer.echo(record)
+        print_json(found.to_json())
     else:
         print_table(found.table(), open_console())
     for path in out:
         if path.suffix.lower() == ".json":
-            path.write_text(record, encoding="utf-8")
+            path.write_text(json.dumps(to_json_values(found.to_json()), indent=1), encoding="utf-8")
         else:
             found.save(path)
         open_console(stderr=True).print(f"wrote {path}")
@@ -201,16 +201,11 @@ def _inputs(
     model: str, folder: Path | None, data: Path | None, example: str, shape: str, batch: int, seed: int
 ) -> tuple[Any, Tensor | None]:
     """Read or draw the inputs, and the targets if a file has them."""
-    from normfree.models.model_and_inputs import read_batch, reads_tokens, sequence_length
-
-    name = model if folder is None else name_in_folder(folder)
     if data is not None:
-        return read_batch(data, name)
-    if folder is not None and not example and (not shape or reads_tokens(name)):
-        from normfree.train.run.loading import noise_for
+        from normfree.models.model_and_inputs import read_batch
 
-        return noise_for(folder, batch=batch, length=sequence_length(shape) if shape else None, seed=seed), None
-    return example_inputs(name, example, shape, batch, seed), None
+        return read_batch(data, model if folder is None else name_in_folder(folder))
+    return model_inputs(model, folder, example, shape, batch, seed), None
 
 
 def _diagnose(
@@ -257,15 +252,13 @@ def _diagnose(
 
 def _show(found: list[Diagnosis], model: str, out: Sequence[Path], as_json: bool, noise: Any) -> None:
     """Print the diagnoses, and write them to the files; `noise` is the input if it was drawn."""
-    import json
-
     from normfree.diagnostics import diagnosis
     from normfree.models.model_and_inputs import shape_options
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console
 
     if as_json:
-        typer.echo(json.dumps(diagnosis.json_data(found), indent=1))
+        print_json([one.to_json() for one in found])
     else:
         console = open_console()
         print_table(diagnosis.table(found), console)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from normfree.cli.options import DEVICE, Plugins, Trust, load_plugins
+from normfree.cli.options import DEVICE, Plugins, Trust, load_plugins, print_json
 
 
 def evaluate_run(
@@ -39,10 +38,7 @@ def evaluate_run(
             run, device=device, data_dir=data_dir, progress=lambda done, total: update(done, total, "sentences")
         )
     if as_json:
-        from normfree.files import to_json_values
-
-        plain = found._asdict() | ({} if translated is None else {"bleu": translated._asdict()})
-        typer.echo(json.dumps(to_json_values(plain), allow_nan=False))
+        print_json(found._asdict() | ({} if translated is None else {"bleu": translated._asdict()}))
         return
     what = f"{config.model} ({config.method}) on {config.data}"
     typer.echo(f"{what}: accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}")

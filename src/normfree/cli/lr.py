@@ -14,10 +14,11 @@ from normfree.cli.options import (
     Model,
     Plugins,
     Trust,
-    example_inputs,
     load_plugins,
     model_folder,
+    model_inputs,
     name_in_folder,
+    print_json,
     require_either,
     require_model,
     require_output,
@@ -79,9 +80,6 @@ def find_rate(
 
     For example: normfree lr torchvision:mobilenet_v3_small -m fixup --input 3x64x64 -o rate.png
     """
-    import json
-
-    from normfree.files import to_json_values
     from normfree.models.model_and_inputs import to_device
     from normfree.nn.devices import device_of
     from normfree.optim.rate_search import find_lr
@@ -111,7 +109,7 @@ def find_rate(
                 f"expected a batch that '{model}' accepts, but it failed: {error}; check --input, --example or --data"
             ) from error
     if as_json:
-        typer.echo(json.dumps(to_json_values(found.to_json()), indent=1))
+        print_json(found.to_json())
     else:
         console = open_console()
         console.print(str(found), highlight=False, markup=False)
@@ -126,22 +124,17 @@ def _batches(
     model: str, folder: Path | None, data: Path | None, example: str, shape: str, batch: int, count: int, seed: int
 ) -> list[tuple[Any, Any]]:
     """Read the batches from a file, or draw inputs whose targets are None."""
-    from normfree.models.model_and_inputs import read_batch, reads_tokens
-
-    name = model if folder is None else name_in_folder(folder)
     if data is not None:
-        inputs, targets = read_batch(data, name)
+        from normfree.models.model_and_inputs import read_batch
+
+        inputs, targets = read_batch(data, model if folder is None else name_in_folder(folder))
         if targets is None:
             raise ValueError(f"expected a tensor 'targets' in '{data}', got inputs only; add the labels")
         parts = inputs if isinstance(inputs, tuple) else (inputs,)
         pieces = [part.split(batch) for part in (*parts, targets)]
         rows = list(zip(*pieces, strict=True))[:count]
         return [(row[0] if len(row) == 2 else tuple(row[:-1]), row[-1]) for row in rows]
-    if folder is not None and not example and (not shape or reads_tokens(name)):
-        from normfree.train.run.loading import noise_for
-
-        return [(noise_for(folder, batch=batch, length=None, seed=seed + i), None) for i in range(count)]
-    return [(example_inputs(name, example, shape, batch, seed + i), None) for i in range(count)]
+    return [(model_inputs(model, folder, example, shape, batch, seed + i), None) for i in range(count)]
 
 
 def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int, trust: bool) -> nn.Module:

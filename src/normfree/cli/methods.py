@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from normfree.cli.completion import complete_method
-from normfree.cli.options import Plugins, load_plugins
+from normfree.cli.options import Plugins, load_plugins, print_json
 from normfree.report import Column, Table, print_table
 
 
@@ -34,7 +33,7 @@ def list_methods(
     load_plugins(plugin)
     records = [get(name) for name in methods or names()]
     if as_json:
-        typer.echo(json.dumps([record.to_json() for record in records], indent=2, ensure_ascii=False))
+        print_json([record.to_json() for record in records])
         return
     if methods:
         texts = (f"{record.name}: {record.summary}\n\n{description(record.name)}".rstrip() for record in records)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
+from normfree.cli.options import print_json
 from normfree.report.tables import Column, Table, print_table
 
 
@@ -18,7 +18,7 @@ def list_models(
 
     families = catalog()
     if as_json:
-        typer.echo(json.dumps([family.to_json() for family in families], indent=2, ensure_ascii=False))
+        print_json([family.to_json() for family in families])
         return
     print_table(
         Table(

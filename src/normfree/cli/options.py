@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -16,11 +17,8 @@ from normfree.cli.completion import complete_method, complete_model
 from normfree.errors import require_package
 
 if TYPE_CHECKING:
+    from normfree.report.terminal import ProgressCallback, Update
     from normfree.train import TrainConfig
-
-# Names that a shell completes: recipes, methods, models, data sets and claims. They are read from the source, because
-# importing torch for the registries takes longer than a reader waits for a key.
-
 
 # Options
 
@@ -323,6 +321,18 @@ def model_folder(model: str) -> Path | None:
     return path if holds_model(path) or not is_model_name(model) else None
 
 
+def model_inputs(model: str, folder: Path | None, example: str, shape: str, batch: int, seed: int) -> Any:
+    """Call the function of --example, or draw noise for a model by name or in a folder, which knows its shape."""
+    from normfree.models.model_and_inputs import reads_tokens, sequence_length
+
+    name = model if folder is None else name_in_folder(folder)
+    if folder is not None and not example and (not shape or reads_tokens(name)):
+        from normfree.train.run.loading import noise_for
+
+        return noise_for(folder, batch=batch, length=sequence_length(shape) if shape else None, seed=seed)
+    return example_inputs(name, example, shape, batch, seed)
+
+
 def name_in_folder(folder: Path) -> str:
     """Return the name of the model in a folder; a converted model counts as one of another package."""
     from normfree.conversion.saving import is_converted
@@ -340,3 +350,38 @@ def default_jobs(device: str) -> int:
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return 1
     return available_cores()
+
+
+# Output
+
+
+def print_json(data: Any) -> None:
+    """Print plain data as JSON in ASCII, which any terminal can show; numbers that are not finite become strings."""
+    from normfree.files import to_json_values
+
+    typer.echo(json.dumps(to_json_values(data), indent=1))
+
+
+def announcing(update: Update, noun: str) -> ProgressCallback:
+    """Return a progress callback that begins with a line on how many `noun` there are, and how many are done."""
+    from normfree.report import open_console
+
+    told = False
+
+    def show(done: int, total: int, text: str) -> None:
+        nonlocal told
+        if not told and total > 1:
+            before = f", {done} of them done before" if done else ""
+            open_console(stderr=True).print(f"{total} {noun}{before}", markup=False)
+        told = True
+        update(done, total, text)
+
+    return show
+
+
+def say_stopped(noun: str) -> None:
+    """Say that a signal ended the work, and how to continue it."""
+    from normfree.report import open_console
+
+    text = f"stopped; the {noun} so far are kept; run the same command to continue"
+    open_console(stderr=True).print(text, markup=False, style="yellow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -32,6 +31,7 @@ from normfree.cli.options import (
     configuration,
     given,
     load_plugins,
+    print_json,
     require_alone,
     require_either,
 )
@@ -232,9 +232,7 @@ def _new_folder(config: TrainConfig) -> Path:
 def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str] | None = None) -> None:
     """Print how a run ended, and the command for the next step."""
     if as_json:
-        from normfree.files import to_json_values
-
-        typer.echo(json.dumps(to_json_values({**result.to_json(), "folder": str(folder)}), indent=1))
+        print_json({**result.to_json(), "folder": str(folder)})
         return
     from normfree.report import open_console
     from normfree.report.terminal import duration, percent
@@ -311,7 +309,7 @@ def _print_dry_run(config: TrainConfig, out: Path | None, *, overwrite: bool, as
     if not show:
         return
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=1))
+        print_json(found.to_json())
         return
     console = open_console()
     free = "" if found.free is None else f"; {_gib(found.free)} were free"
@@ -359,8 +357,7 @@ def list_recipes(as_json: bool) -> None:
 
     found = [(r.name, r.summary, r.reference, r.config) for r in recipes().values()]
     if as_json:
-        plain = [{"name": n, "summary": s, "reference": r, "config": asdict(c)} for n, s, r, c in found]
-        typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
+        print_json([{"name": n, "summary": s, "reference": r, "config": asdict(c)} for n, s, r, c in found])
         return
     columns = tuple(
         Column(name, style="cyan" if name == "recipe" else None) for name in ("recipe", "description", "from")

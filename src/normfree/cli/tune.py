@@ -18,10 +18,13 @@ from normfree.cli.options import (
     MethodName,
     ModelName,
     On,
+    announcing,
     command_line,
     configuration,
     default_jobs,
+    print_json,
     require_executor,
+    say_stopped,
 )
 from normfree.errors import require_package
 
@@ -85,8 +88,6 @@ def tune_settings(
 
     For example: normfree tune fashion --search lr=0.001..1:log --epochs 2 --trials 20
     """
-    import json
-
     from normfree.cli.train import DIVERGED
     from normfree.report import open_console, print_table
     from normfree.report.terminal import progress
@@ -99,27 +100,18 @@ def tune_settings(
     settings += changes or []
     _require_free(settings, search or [])
     base = configuration(recipe, file=config, changes=settings)
-    from normfree.files import to_json_values
     from normfree.tuning.tune_runs import tune
     from normfree.tuning.tuning_result import save, score_text, table, train_options
 
-    messages, told = open_console(stderr=True), False
+    messages = open_console(stderr=True)
     processes = jobs or default_jobs(base.device) if on == "local" else 1
+    kinds: dict[str, Any] = {"metric": metric, "sampler": sampler, "pruner": pruner}
+    where: dict[str, Any] = {"on": on, "cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run, "jobs": processes}
     with progress("trials") as update:
-
-        def show(done: int, total: int, text: str) -> None:
-            nonlocal told
-            if not told:
-                before = f", {done} of them done before" if done else ""
-                messages.print(f"{total} trial{'s' if total != 1 else ''}{before}", markup=False)
-                told = True
-            update(done, total, text)
-
-        kinds: dict[str, Any] = {"metric": metric, "sampler": sampler, "pruner": pruner}
-        where: dict[str, Any] = {"on": on, "cpus_per_run": cpus_per_run, "gpus_per_run": gpus_per_run}
-        found = tune(base, search or [], trials=trials, out=out, jobs=processes, progress=show, **kinds, **where)
+        show = announcing(update, "trials")
+        found = tune(base, search or [], trials=trials, out=out, progress=show, **kinds, **where)
     if as_json:
-        typer.echo(json.dumps(to_json_values(found.to_json()), indent=1, ensure_ascii=False))
+        print_json(found.to_json())
     elif found.trials:
         print_table(table(found))
     typed = {**named, "--set": changes, "--config": config}
@@ -129,9 +121,7 @@ def tune_settings(
     for path in save(found, out, command=command):
         messages.print(f"wrote {path}", markup=False)
     if found.signal is not None:
-        messages.print(
-            "stopped; the trials so far are kept; run the same command to continue", markup=False, style="yellow"
-        )
+        say_stopped("trials")
         raise typer.Exit(128 + found.signal)
     if unfinished := sum(trial.status == "unfinished" for trial in found.trials):
         messages.print(f"{unfinished} more in progress in other processes", markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import require_either, require_output
+from normfree.cli.options import print_json, require_either, require_output
 from normfree.report import open_console, print_table
 
 if TYPE_CHECKING:
@@ -71,10 +70,7 @@ def _print_once(runs: RunList, places: list[Path], page: Path | None, as_json: b
     if page is not None:
         _write_page(found, page)
     if as_json:
-        from normfree.files import to_json_values
-
-        plain = [{**asdict(run), "folder": str(run.folder)} for run in found]
-        typer.echo(json.dumps(to_json_values(plain), indent=1))
+        print_json([{**asdict(run), "folder": str(run.folder)} for run in found])
         return
     console = open_console()
     if not found:
