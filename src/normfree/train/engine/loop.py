@@ -1,6 +1,6 @@
 """`fit` and `Trainer`: the training loop with validation, logging, checkpoints, and the result at the end.
 
-`Trainer.run` is the whole run, and `Trainer._train` its loop. `TrainStep._step` is one step.
+`Trainer.run` is the whole run, `Trainer._train_step` one turn of its loop, and `TrainStep._step` what a step computes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from normfree.data import ImageSet
-from normfree.files import explain_os_errors
 from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.engine.data_interface import EvalBatches
 from normfree.train.engine.run_display import RunDisplay, ShowProgress, Throughput
 from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.engine.stop_signals import UntilSignal
-from normfree.train.engine.torch_runtime import LaunchQueue
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunResult, RunStatus, Score, Snapshot
 from normfree.train.run.run_folder import RunFolder
@@ -96,10 +94,7 @@ def fit(
 
 
 class Trainer:
-    """A run in progress: its setup, its counters, and its folder.
-
-    The folder is None for a run that is not saved, and in all processes but the first.
-    """
+    """A run in progress. Its folder is None if the run is not saved, and in all processes but the first."""
 
     def __init__(self, setup: TrainSetup, display: RunDisplay, on_epoch: OnEpoch | None = None) -> None:
         self.setup, self.folder, self.config, self.data = setup, setup.folder, setup.config, setup.data
@@ -175,45 +170,50 @@ class Trainer:
 
     def _train(self) -> RunStatus:
         """Train all steps that are left, epoch by epoch; return how that ended."""
-        config, steps, queue = self.config, self.setup.steps_per_epoch, LaunchQueue(self.setup.device)
-        stop, seed_generators = self.setup.stop, self.setup.seed_generators
+        steps = self.setup.steps_per_epoch
         if self._epoch_unlogged and (status := self._end_epoch(self.done // steps - 1)) is not None:
             return status
-        stop.at_once = bool(config.compile)  # compiling the first step may take minutes
+        self.setup.stop.at_once = bool(self.config.compile)  # compiling the first step may take minutes
         while self.done < self.total:
             epoch, first = divmod(self.done, steps)
             self.step.start_epoch(epoch, self.setup.lr_factors(epoch), first)
             if first == 0:
                 self.step.clear_metrics()
             for _ in range(first, steps):
-                seed_generators(config.seed, self.done, self.processes.rank)
-                self.step()
-                self.done += 1
-                stop.at_once = False
-                queue.push()
-                self.processes.barrier()  # notices a process that hangs, before anything waits for the device
-                now, alive = time.perf_counter(), True
-                save = bool(config.checkpoint_minutes) and now - self._saved_at >= 60 * config.checkpoint_minutes
-                if save and self.processes.world > 1 and self._writer is not None and self._writer.busy:
-                    save = False  # the other processes would wait
-                if save or now - self._polled_at >= _POLL_SECONDS:
-                    loss, accuracy, alive = self._poll()
-                    if alive:
-                        self._report(loss, accuracy, line=True)
-                # Clocks and signals differ between processes, but all must end at the same step.
-                ended = self.processes.maximum((stop.requested or 0) if alive else _DIVERGED)
-                self.processes.watching = True  # the first step is done, which may take one process longer to compile
-                if ended == _DIVERGED:
-                    return "diverged"
-                if ended:
-                    self.stop_signal = ended
-                    return "interrupted" if self._poll()[2] else "diverged"
-                if save:
-                    with self._throughput.paused():
-                        self._save()
+                if (status := self._train_step()) is not None:
+                    return status
             if (status := self._end_epoch(epoch)) is not None:
                 return status
         return "finished"
+
+    def _train_step(self) -> RunStatus | None:
+        """Train on a batch; report and save if it is time; return how the run ended if it diverged or a signal came."""
+        setup, processes = self.setup, self.processes
+        setup.seed_generators(self.config.seed, self.done, processes.rank)
+        self.step()
+        self.done += 1
+        setup.stop.at_once = False
+        processes.barrier()  # notices a process that hangs, before anything waits for the device
+        now, minutes, alive = time.perf_counter(), self.config.checkpoint_minutes, True
+        save = bool(minutes) and now - self._saved_at >= 60 * minutes
+        if save and processes.world > 1 and self._writer is not None and self._writer.busy:
+            save = False  # the other processes would wait
+        if save or now - self._polled_at >= _POLL_SECONDS:
+            loss, accuracy, alive = self._poll()
+            if alive:
+                self._report(loss, accuracy, line=True)
+        # Clocks and signals differ between processes, but all must end at the same step.
+        ended = processes.maximum((setup.stop.requested or 0) if alive else _DIVERGED)
+        processes.watching = True  # the first step is done, which may take one process longer to compile
+        if ended == _DIVERGED:
+            return "diverged"
+        if ended:
+            self.stop_signal = ended
+            return "interrupted" if self._poll()[2] else "diverged"
+        if save:
+            with self._throughput.paused():
+                self._save()
+        return None
 
     def _end_epoch(self, epoch: int) -> RunStatus | None:
         """Validate, log and save; return how the run ended if it diverged or a signal came."""
@@ -380,9 +380,8 @@ class Trainer:
             written = self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 self.folder.require_held()
-                path, title = self.folder.write_path / "curves.png", f"{self.config.model}, {self.config.method}"
-                with explain_os_errors("the picture", path):
-                    write_curves(self._display.records, path, title)
+                title = f"{self.config.model}, {self.config.method}"
+                write_curves(self._display.records, self.folder.write_path / "curves.png", title)
             self._display.end(written)
         self.processes.barrier()
 
