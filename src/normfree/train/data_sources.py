@@ -27,10 +27,9 @@ from normfree.methods import get
 from normfree.models import build
 from normfree.models.builder import is_foreign
 from normfree.models.third_party import create_model
-from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
-from normfree.train.engine.data_interface import FOLDER, PAIRS, TEXT, Data, EvalBatches, Inputs
+from normfree.train.engine.data_interface import FOLDER, PAIRS, TEXT, Data, EvalBatches, Inputs, try_model
 from normfree.train.engine.distributed import Processes
 from normfree.train.engine.step import image_loss
 
@@ -307,19 +306,10 @@ class FolderImages(ImageData):
         return {"contents_sha256": contents_digest(self.root, [*self.train.files, *self.test.files])}
 
 
-@torch.no_grad()
 def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
     """Raise `ValueError` if a model does not give each image one score per class."""
     expected = f"expected a model that gives images of {tuple(images.shape[1:])} a score for each of {classes} classes"
-    weight = next(model.parameters(), None)
-    try:
-        with eval_mode(model):
-            scores = model(images if weight is None else images.to(weight.device))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ValueError(
-            f"{expected}, but {type(model).__name__} failed: {str(error).splitlines()[0]}; "
-            "change the model's input or output size, or use other data"
-        ) from error
+    scores = try_model(model, [images], expected, "change the model's input or output size, or use other data")
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(

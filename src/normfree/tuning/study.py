@@ -225,39 +225,19 @@ def _pruner(settings: StudySettings) -> optuna.pruners.BasePruner:
 
 def _open_storage(settings: StudySettings) -> Any:
     """Open the journal, and remove a last line that a killed process or a full disk left incomplete."""
+    from filelock import FileLock
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    lock = JournalLock(settings.journal)
-    with explain_os_errors("the journal of the search", settings.journal):
-        lock.acquire()
-        try:
-            with settings.journal.open("r+b") as file:
-                content = file.read()
-                if not content.endswith(b"\n"):
-                    file.truncate(content.rfind(b"\n") + 1)
-        finally:
-            lock.release()
+    # It ends with its process; the locks of Optuna are files that a killed process leaves.
+    lock = FileLock(f"{settings.journal}.lock", poll_interval=0.01, fallback_to_soft=False)
+    explained = explain_os_errors("the journal of the search", settings.journal)
+    with explained, lock, settings.journal.open("r+b") as file:
+        content = file.read()
+        if not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
     with _damage_explained(settings.journal):
         return JournalStorage(JournalFileBackend(str(settings.journal), lock_obj=lock))
-
-
-class JournalLock:
-    """A lock for Optuna that ends with its process; those of Optuna are files that a killed process leaves."""
-
-    def __init__(self, journal: Path) -> None:
-        from filelock import FileLock
-
-        self._lock = FileLock(f"{journal}.lock", fallback_to_soft=False)
-
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        self._lock.acquire(poll_interval=0.01)
-        return True
-
-    def release(self) -> None:
-        """Release the lock."""
-        self._lock.release()
 
 
 @contextmanager
@@ -266,8 +246,8 @@ def _locked(settings: StudySettings) -> Iterator[None]:
     from filelock import FileLock
 
     with explain_os_errors("the lock of the search in", settings.folder):
-        lock = FileLock(settings.folder / "study.lock", fallback_to_soft=False)
-        lock.acquire(poll_interval=0.02)
+        lock = FileLock(settings.folder / "study.lock", poll_interval=0.02, fallback_to_soft=False)
+        lock.acquire()
     try:
         yield
     finally:

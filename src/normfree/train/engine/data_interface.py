@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.engine.distributed import Processes
@@ -93,6 +94,18 @@ class Inputs:
     items_per_step: float
     loss: Loss
     sums: BatchSums
+
+
+@torch.no_grad()
+def try_model(model: nn.Module, inputs: Iterable[Tensor], expected: str, remedy: str) -> Any:
+    """Return the output of a model in evaluation mode; if it fails, raise `ValueError` with its first line."""
+    weight = next(model.parameters(), None)
+    try:
+        with eval_mode(model):
+            return model(*(x if weight is None else x.to(weight.device) for x in inputs))
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{expected}, but {type(model).__name__} failed: {reason}; {remedy}") from error
 
 
 class Data(ABC):

@@ -27,7 +27,7 @@ from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data_sources import AS_BUILT, as_data, explained_worker_end, open_data
-from normfree.train.engine.data_interface import BatchSums, Data
+from normfree.train.engine.data_interface import BatchSums, Data, try_model
 from normfree.train.engine.distributed import Processes, join_processes
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
 from normfree.train.engine.kernel_stages import Stage, prepare_stages
@@ -336,17 +336,10 @@ def _require_precision(
     model: nn.Module, config: TrainConfig, data: Data, *, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Raise `ValueError` if a third-party model cannot compute in the precision of the configuration."""
-    if isinstance(model, BaseModel):
-        return
-    inputs = [x.to(device, dtype if x.is_floating_point() else None) for x in data.example(config, 2)]
-    try:
-        with eval_mode(model):
-            model(*inputs)
-    except RuntimeError as error:
-        raise ValueError(
-            f"expected a model that computes in precision '{config.precision}', but {type(model).__name__} failed: "
-            f"{str(error).splitlines()[0]}; use precision=float32"
-        ) from error
+    if not isinstance(model, BaseModel):
+        inputs = (x.to(device, dtype if x.is_floating_point() else None) for x in data.example(config, 2))
+        expected = f"expected a model that computes in precision '{config.precision}'"
+        try_model(model, inputs, expected, "use precision=float32")
 
 
 def _keep_precise_(named: Mapping[str, nn.Parameter], stages: Sequence[Stage], originals: Mapping[str, Tensor]) -> None:

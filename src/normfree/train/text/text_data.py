@@ -25,10 +25,9 @@ from normfree.methods import get
 from normfree.models import build
 from normfree.models.transformer import Transformer
 from normfree.nn.attention import PAD
-from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
-from normfree.train.engine.data_interface import PAIRS, TEXT, Data, EvalBatches, Inputs
+from normfree.train.engine.data_interface import PAIRS, TEXT, Data, EvalBatches, Inputs, try_model
 from normfree.train.engine.distributed import Processes
 from normfree.train.text.generation import Bleu, as_line, bleu, translate_tokens
 
@@ -100,18 +99,12 @@ class TextData(Data):
         )
         return model, None
 
-    @torch.no_grad()
     def require_scores(self, model: nn.Module, config: TrainConfig) -> None:
         """Raise `ValueError` if a model does not score every token of the vocabulary, or cannot translate."""
         kind = type(model).__name__
         expected = f"expected a model that gives every position a score for each of {self.num_classes} tokens"
         *inputs, labels, _ = self._first_batch(config)
-        weight = next(model.parameters(), None)
-        try:
-            with eval_mode(model):
-                scores = model(*(side[:2] if weight is None else side[:2].to(weight.device) for side in inputs))
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"{expected}, but {kind} failed: {str(error).splitlines()[0]}; adapt it") from error
+        scores = try_model(model, (side[:2] for side in inputs), expected, "adapt it")
         if not isinstance(scores, Tensor) or scores.shape != (*labels[:2].shape, self.num_classes):
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ValueError(f"{expected}, got {got} for tokens of shape {tuple(labels[:2].shape)}; adapt {kind}")
