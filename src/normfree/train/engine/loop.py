@@ -23,6 +23,7 @@ from normfree.train.engine.data_interface import EvalBatches
 from normfree.train.engine.run_display import RunDisplay, ShowProgress, Throughput
 from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.engine.stop_signals import UntilSignal
+from normfree.train.engine.torch_runtime import LaunchQueue
 from normfree.train.run import checkpoint
 from normfree.train.run.result import RunResult, RunStatus, Score, Snapshot
 from normfree.train.run.run_folder import RunFolder
@@ -104,6 +105,7 @@ class Trainer:
         self.stop_signal: int | None = None  # the number of the Unix signal that stopped the run
         self._display, self._on_epoch = display, on_epoch
         self._throughput = Throughput(setup.inputs.items_per_step)
+        self._launched = LaunchQueue(setup.device)
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
         self._earlier_seconds = 0.0  # training time of earlier processes
         self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
@@ -193,6 +195,7 @@ class Trainer:
         self.step()
         self.done += 1
         setup.stop.at_once = False
+        self._launched.push()
         processes.barrier()  # notices a process that hangs, before anything waits for the device
         now, minutes, alive = time.perf_counter(), self.config.checkpoint_minutes, True
         save = bool(minutes) and now - self._saved_at >= 60 * minutes
@@ -266,8 +269,6 @@ class Trainer:
 
     def _translate(self) -> Bleu | None:
         """Translate the test sentences, if there are any, and write the lines; None if a signal came."""
-        if not self.data.translates_test:
-            return None
         lines, bleu, stop_signal = self.setup.translate_test()
         if bleu is not None and self.folder is not None:
             self.folder.write_translations(lines)
@@ -379,9 +380,8 @@ class Trainer:
         elif self.folder is not None:
             written = self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
-                self.folder.require_held()
                 title = f"{self.config.model}, {self.config.method}"
-                write_curves(self._display.records, self.folder.write_path / "curves.png", title)
+                self.folder.write_picture(lambda path: write_curves(self._display.records, path, title))
             self._display.end(written)
         self.processes.barrier()
 

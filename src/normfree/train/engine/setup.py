@@ -123,8 +123,8 @@ class TrainSetup:
         return mean_score(sums)
 
     def translate_test(self) -> tuple[list[str], Bleu | None, int]:
-        """Translate the test sentences in the first process; return the lines, BLEU, and a signal that came or 0."""
-        if not self.processes.first:
+        """Translate the test sentences, if any, in the first process; return lines, BLEU, and a signal or 0."""
+        if not (self.processes.first and self.data.translates_test):
             return [], None, 0
         try:
             lines, bleu = self.data.translate_test(self.model, self.config, self.stop.raise_if_requested)

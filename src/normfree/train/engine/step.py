@@ -25,7 +25,6 @@ from normfree.train.config import TrainConfig
 from normfree.train.engine.data_interface import Feed, Loss, ShapedFeed
 from normfree.train.engine.forward import Forward, forward_of
 from normfree.train.engine.kernel_stages import Stage
-from normfree.train.engine.torch_runtime import LaunchQueue
 
 _UPDATED = 2**22  # parameters that an update takes at a time, if it is not compiled
 _WARM_UP = 3  # steps before a capture: they compile, and let the libraries choose their kernels
@@ -182,7 +181,6 @@ class TrainStep:
         self._views = self._named(self._vectors)
         self._has_frozen = bool(masters.frozen())
         self._host_step = 0
-        self._launched = LaunchQueue(device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def start_epoch(self, epoch: int, factors: Sequence[float], step: int = 0) -> None:
@@ -208,7 +206,6 @@ class TrainStep:
             self._graphs[shape].replay()
         else:
             self._step(shape)
-        self._launched.push()
 
     def _step(self, shape: int) -> None:
         """Train on the next batch, which has this shape: the whole step, as it runs on the device."""

@@ -53,10 +53,8 @@ from normfree.train.run.run_records import (
 
 _log = logging.getLogger("normfree.train")
 
-_REPLACED = (
-    METRICS, "curves.png", PAGE, PROGRESS, SIGNAL, "plan.json", "translations.txt",
-    "vocabulary.model", CONFIG,
-)  # fmt: skip
+PICTURE = "curves.png"
+_REPLACED = (METRICS, PICTURE, PAGE, PROGRESS, SIGNAL, "plan.json", "translations.txt", "vocabulary.model", CONFIG)
 # Names that `atomic_path` gives to files that are not finished.
 _UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:\w{8}|[0-9a-f]{16})\.(?:toml|jsonl?|png|html|txt|model)")
 
@@ -345,6 +343,12 @@ class RunFolder:
             write_sealed_json(self.write_path / RESULT, written)
         return written
 
+    def write_picture(self, draw: Callable[[Path], object]) -> None:
+        """Let a function draw the picture of the run into a file."""
+        self.require_held()
+        with explain_os_errors("the picture", self.path / PICTURE):
+            draw(self.write_path / PICTURE)
+
     def write_translations(self, lines: Iterable[str]) -> None:
         """Write the translations of the test sentences, one per line."""
         self.require_held()
@@ -378,11 +382,7 @@ class RunFolder:
         return Checksum.from_json(files[METRICS]) if isinstance(files, dict) and METRICS in files else None
 
     def read_result(self) -> dict[str, Any]:
-        """Return the content of result.json.
-
-        Raises:
-            ValueError: If there is no result, or the file is damaged.
-        """
+        """Return the content of result.json. Raises `ValueError` if there is none, or it is damaged."""
         return read_result(self.result_path)
 
 

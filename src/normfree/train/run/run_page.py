@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normfree.files import explain_os_errors
 from normfree.provenance import without_folders
 from normfree.report.page import Card, Page, Section
 from normfree.report.panels import Curve, Panel
@@ -76,8 +75,7 @@ def write_curves(records: Sequence[Mapping[str, Any]], path: Path, title: str) -
     if not records:
         return None
     try:
-        with explain_os_errors("the picture", path):
-            draw_training_curves(records, path, title)
+        draw_training_curves(records, path, title)
     except ImportError:  # a run does not need a picture
         return None
     return path
