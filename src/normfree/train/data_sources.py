@@ -201,7 +201,6 @@ class ImageData(Data):
             ),
             validation=scored(held_out) if held_out else None,
             test=scored(self.test),
-            unit=self.unit,
             items_per_step=config.batch_size,
             loss=image_loss,
             sums=image_sums,
@@ -222,15 +221,7 @@ class ImageData(Data):
             "input_shape": list(self.example(config, 1)[0].shape[1:]),
             "images": [len(self.train), len(self.test)],
             "images_sha256": digest.hexdigest(),
-            **self._contents(),
         }
-
-    def write_files(self, folder: Path) -> None:
-        """Write nothing: the model of a run on images needs no more files."""
-
-    def _contents(self) -> dict[str, Any]:
-        """Return the digest of the contents, if that of `_update_digest` does not cover them."""
-        return {}
 
 
 class MemoryImages(ImageData):
@@ -302,8 +293,10 @@ class FolderImages(ImageData):
         listed = ((file.parent.name, file.name, file.stat().st_size) for file in part.files)
         digest.update("".join(f"{folder}/{file} {size}\n" for folder, file, size in listed).encode())
 
-    def _contents(self) -> dict[str, Any]:
-        return {"contents_sha256": contents_digest(self.root, [*self.train.files, *self.test.files])}
+    def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
+        """Return also the digest of the contents of the files, of which `images_sha256` has only names and sizes."""
+        contents = contents_digest(self.root, [*self.train.files, *self.test.files])
+        return {**super().fingerprint(config), "contents_sha256": contents}
 
 
 def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:

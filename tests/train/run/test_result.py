@@ -82,8 +82,8 @@ def logged(path: Path) -> RunFolder:
 
 
 def test_picture_is_drawn_where_there_is_something_to_draw(tmp_path: Path) -> None:
-    assert write_curves(RunFolder(tmp_path / "none").read_metrics(), tmp_path / "none.png", "x") is None
-    path = write_curves(logged(tmp_path).read_metrics(), tmp_path / "curves.png", "resnet8, fixup")
+    assert write_curves(RunFolder(tmp_path / "none").read_metrics(), "x", tmp_path / "none.png") is None
+    path = write_curves(logged(tmp_path).read_metrics(), "resnet8, fixup", tmp_path / "curves.png")
     assert path == tmp_path / "curves.png"
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -93,4 +93,4 @@ def test_run_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise ImportError("no matplotlib")
 
     monkeypatch.setattr(curves, "draw_training_curves", missing)
-    assert write_curves(logged(tmp_path).read_metrics(), tmp_path / "curves.png", "x") is None
+    assert write_curves(logged(tmp_path).read_metrics(), "x", tmp_path / "curves.png") is None

@@ -83,14 +83,13 @@ class ShapedFeed(Protocol):
 class Inputs:
     """The training batches of a run, and this process's part of the validation and test batches.
 
-    A step has `items_per_step` images or target tokens (the `unit`) on average, from which the throughput is computed.
+    A step has `items_per_step` images or target tokens on average, from which the throughput is computed.
     `loss` is minimized, and `sums` scores a batch.
     """
 
     feed: Feed | ShapedFeed
     validation: EvalBatches | None
     test: EvalBatches | None
-    unit: str
     items_per_step: float
     loss: Loss
     sums: BatchSums
@@ -183,6 +182,5 @@ class Data(ABC):
         """Translate the test sentences; return the lines and their BLEU. Raises `ValueError` if there are none."""
         raise ValueError(f"expected pairs of sentences to translate, got '{self.name}'; see translates_test")
 
-    @abstractmethod
-    def write_files(self, folder: Path) -> None:
-        """Write the files that a run's folder needs besides checkpoints."""
+    def write_files(self, folder: Path) -> None:  # noqa: B027
+        """Write the files that a run's folder needs besides checkpoints, if any."""

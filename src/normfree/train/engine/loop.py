@@ -157,7 +157,7 @@ class Trainer:
                 seconds=self._seconds,
                 setup_seconds=self._setup_seconds,
                 throughput=throughput,
-                unit=self.inputs.unit,
+                unit=self.data.unit,
                 bleu=bleu,
                 inputs=self.data.source_files,
                 peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
@@ -237,7 +237,7 @@ class Trainer:
                 "train_accuracy": accuracy,
                 "lr": self.config.lr * self.setup.lr_factors(epoch)[-1],
                 "seconds": round(self._seconds, 3),
-                f"{self.inputs.unit}_per_second": round(speed, 1),
+                f"{self.data.unit}_per_second": round(speed, 1),
             }
             if self.validation is not None:
                 record |= {"validation_loss": self.validation.loss, "validation_accuracy": self.validation.accuracy}
@@ -254,7 +254,7 @@ class Trainer:
     def _report(self, loss: float, accuracy: float, *, line: bool) -> None:
         """Show the progress of the run, in its folder and in the line of progress."""
         epochs, speed = self.done / self.setup.steps_per_epoch, self._throughput.rate(self.done)
-        now = Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit, self.validation)
+        now = Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.data.unit, self.validation)
         self._display.report(now, self._seconds, line=line)
 
     def _score(self, batches: EvalBatches | None) -> Score | None:
@@ -381,7 +381,7 @@ class Trainer:
             written = self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 title = f"{self.config.model}, {self.config.method}"
-                self.folder.write_picture(lambda path: write_curves(self._display.records, path, title))
+                self.folder.write_picture(partial(write_curves, self._display.records, title))
             self._display.end(written)
         self.processes.barrier()
 

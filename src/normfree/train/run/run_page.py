@@ -70,7 +70,7 @@ def _judged(run: WatchedRun) -> tuple[str, tuple[float, float]]:
 # The curves of a run
 
 
-def write_curves(records: Sequence[Mapping[str, Any]], path: Path, title: str) -> Path | None:
+def write_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path | None:
     """Draw the metrics of a run into a file; return None if there are none yet, or matplotlib is not installed."""
     if not records:
         return None

@@ -149,7 +149,6 @@ class TextData(Data):
             feed=feed,
             validation=scored("valid"),
             test=scored("test"),
-            unit=self.unit,
             items_per_step=feed.mean_tokens if isinstance(feed, PairBatches) else feed.batch_size * config.block,
             loss=partial(token_loss, world=processes.world),
             sums=partial(token_sums, world=processes.world),
