@@ -296,11 +296,8 @@ def _print_dry_run(config: TrainConfig, out: Path | None, *, overwrite: bool, as
     from normfree.train.engine.stop_signals import StopRequestedError
     from normfree.train.run.run_folder import RunFolder
 
-    if out is not None and RunFolder(out).has_begun and not overwrite:
-        raise ValueError(
-            f"expected a folder without a run, but '{out}' holds one; continue it with --resume, replace it with "
-            "--overwrite, or choose another folder"
-        )
+    if out is not None:
+        RunFolder(out).require_new(overwrite=overwrite)
     try:
         with progress(f"{config.model}, steps", show=show) as update:
             found = measure_run(config, update)

@@ -71,27 +71,19 @@ class RunFolder:
 
     Args:
         path: The folder; `hold` makes it.
+
+    Attributes:
+        config_path: The path of the configuration.
+        metrics_path: The path of the metrics.
+        result_path: The path of the result.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.config_path, self.metrics_path = self.path / CONFIG, self.path / METRICS
+        self.result_path = self.path / RESULT
         self._metrics: FileIO | None = None
         self._lock: FolderLock | None = None
-
-    @property
-    def config_path(self) -> Path:
-        """The path of the configuration."""
-        return self.path / CONFIG
-
-    @property
-    def metrics_path(self) -> Path:
-        """The path of the metrics."""
-        return self.path / METRICS
-
-    @property
-    def result_path(self) -> Path:
-        """The path of the result."""
-        return self.path / RESULT
 
     @property
     def exists(self) -> bool:
@@ -152,11 +144,8 @@ class RunFolder:
         with self._lock.hold(make=not resume):
             if resume:
                 self._require_run()  # it may have been moved just before
-            if self.has_begun and not resume and not overwrite:
-                raise ValueError(
-                    f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it "
-                    "with --resume, replace it with --overwrite, or choose another folder"
-                )
+            if not resume:
+                self.require_new(overwrite=overwrite)
             checkpoint.remove_unfinished(self.write_path)
             for path in self.write_path.glob(f"{TEMPORARY}*"):  # of a killed process
                 if _UNFINISHED.fullmatch(path.name) and path.is_file() and not path.is_symlink():
@@ -165,6 +154,14 @@ class RunFolder:
                 yield self
             finally:
                 self._close()
+
+    def require_new(self, *, overwrite: bool) -> None:
+        """Raise `ValueError` if the folder holds a run that has begun, unless it is to be overwritten."""
+        if self.has_begun and not overwrite:
+            raise ValueError(
+                f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it "
+                "with --resume, replace it with --overwrite, or choose another folder"
+            )
 
     def _require_run(self) -> None:
         if not self.exists:
