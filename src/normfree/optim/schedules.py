@@ -8,66 +8,11 @@ warm-up; the milestones of a step schedule do not move.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 ScheduleKind = Literal["constant", "step", "cosine", "inverse_sqrt", "linear"]
 WarmupShape = Literal["linear", "quadratic"]
-
-
-def warmup_factor(step: int, warmup: int, shape: WarmupShape = "linear") -> float:
-    """Return ((t + 1)/W)^p for t < W, else 1, with p = 1 (linear) or 2 (quadratic).
-
-    Reference: Goyal 2017, section 2.2 (linear); the code of wninit (quadratic in the step).
-
-    >>> [warmup_factor(t, 4) for t in range(5)]
-    [0.25, 0.5, 0.75, 1.0, 1.0]
-    """
-    if step >= warmup:
-        return 1.0
-    return ((step + 1) / warmup) ** (2 if shape == "quadratic" else 1)
-
-
-def step_factor(step: int, milestones: Sequence[int], decay: float) -> float:
-    """Return decay^k at step t, where k milestones are at or before t.
-
-    >>> [step_factor(t, [2, 3], 0.5) for t in range(4)]
-    [1.0, 1.0, 0.5, 0.25]
-    """
-    return float(decay ** sum(milestone <= step for milestone in milestones))
-
-
-def cosine_factor(progress: float) -> float:
-    """Return ½ · (1 + cos(π·p)) at progress p in [0, 1].
-
-    Reference: Loshchilov & Hutter 2017, equation 5, without restarts.
-
-    >>> cosine_factor(0.0), cosine_factor(1.0)
-    (1.0, 0.0)
-    """
-    return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def linear_factor(progress: float) -> float:
-    """Return 1 - p at progress p in [0, 1].
-
-    >>> linear_factor(0.25)
-    0.75
-    """
-    return 1 - progress
-
-
-def inverse_sqrt_factor(step: int, warmup: int = 0) -> float:
-    """Return √(W/(t + 1)) after W warm-up steps (at least 1), and 1 before.
-
-    Reference: Vaswani 2017, equation 3, without its constant.
-
-    >>> [inverse_sqrt_factor(t, 4) for t in (0, 3, 15)]
-    [1.0, 1.0, 0.5]
-    """
-    constant_steps = max(warmup, 1)
-    return math.sqrt(constant_steps / max(step + 1, constant_steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +68,12 @@ class Schedule:
     def factor(self, step: int, steps_per_epoch: int, epochs: float) -> float:
         """Return the factor on the learning rate at a step; after the end of the run it stays constant.
 
-        The factor is warm-up(t) times one of: 1 (constant); decay^k (step); √(W/max(t + 1, W)) (inverse_sqrt);
-        ½·(1 + cos π·p) (cosine); 1 - p (linear). Here p = (t - W)/(T - W), clipped to [0, 1]; with `by="epoch"`, a
-        cosine takes the first step of the epoch for t.
+        The factor is warm-up(t) times one of: 1 (constant); decay^k after k milestones (step); √(W/max(t + 1, W))
+        (inverse_sqrt); ½·(1 + cos π·p) (cosine); 1 - p (linear). Here p = (t - W)/(T - W), clipped to [0, 1]; with
+        `by="epoch"`, a cosine takes the first step of the epoch for t.
+
+        Reference: Goyal 2017, section 2.2 (linear warm-up); the code of wninit (quadratic); Loshchilov & Hutter 2017,
+        equation 5, without restarts (cosine); Vaswani 2017, equation 3, without its constant (inverse_sqrt).
 
         Args:
             step: The step t, from 0.
@@ -142,18 +90,22 @@ class Schedule:
             )
         total = round(steps_per_epoch * epochs)
         warmup = round(self.warmup * (steps_per_epoch if self.warmup_in == "epochs" else 1))
-        return warmup_factor(step, warmup, self.warmup_shape) * self._decayed(step, steps_per_epoch, total, warmup)
+        factor = self._decayed(step, steps_per_epoch, total, warmup)
+        if step >= warmup:
+            return factor
+        return ((step + 1) / warmup) ** (2 if self.warmup_shape == "quadratic" else 1) * factor
 
     def _decayed(self, step: int, steps_per_epoch: int, total: int, warmup: int) -> float:
         """Return the factor without the warm-up."""
         if self.kind == "step":
             # Rounded, because 136/182 of 182 epochs must be the start of epoch 136 and not the step after it.
-            return step_factor(step, [round(m * total) for m in self.milestones], self.decay)
+            return float(self.decay ** sum(round(milestone * total) <= step for milestone in self.milestones))
         if self.kind == "inverse_sqrt":
-            return inverse_sqrt_factor(step, warmup)
+            constant_steps = max(warmup, 1)
+            return math.sqrt(constant_steps / max(step + 1, constant_steps))
         if self.kind == "constant":
             return 1.0
         if self.kind == "cosine" and self.by == "epoch":
             step -= step % steps_per_epoch
         progress = min(max(step - warmup, 0) / max(total - warmup, 1), 1.0)
-        return cosine_factor(progress) if self.kind == "cosine" else linear_factor(progress)
+        return 0.5 * (1 + math.cos(math.pi * progress)) if self.kind == "cosine" else 1 - progress
