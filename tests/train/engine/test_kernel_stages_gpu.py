@@ -114,7 +114,7 @@ def fit(out: Path | None = None, *, resume: bool = False, **settings: Any) -> nf
 
 
 def state(out: Path) -> dict[str, Tensor]:
-    return checkpoint.load(out, "cpu")[0]
+    return checkpoint.load(out)[0]
 
 
 @pytest.mark.parametrize("method", ["fixup", "nf"])

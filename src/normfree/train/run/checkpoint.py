@@ -23,7 +23,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from normfree.checksums import Checksum, has_kinds, parse_json, read_limited
@@ -204,11 +203,9 @@ def best_of(checkpoints: Iterable[Path]) -> Path | None:
     return max(scored)[2] if scored else None
 
 
-def load(
-    run: str | Path, device: str | torch.device = "cpu", *, best: bool = False
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load(run: str | Path, *, best: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the state of the newest checkpoint of a run, or of the best; see `read`."""
-    return _read_while_training(run, lambda path: read(path, device), best=best)
+    return _read_while_training(run, read, best=best)
 
 
 def load_state(run: str | Path) -> dict[str, Any]:
@@ -232,13 +229,13 @@ def _read_while_training(run: str | Path, read: Callable[[Path], T], *, best: bo
     raise AssertionError
 
 
-def load_intact(run: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_intact(run: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the newest checkpoint that is intact; the log names the damaged ones that it passes over.
 
     Raises:
         ValueError: If there is no checkpoint, if all are damaged, or if the metrics up to its step were changed.
     """
-    path, found = first_intact(run, lambda path: read(path, device))
+    path, found = first_intact(run, read)
     _require_metrics(Path(run), path)
     return found
 
@@ -266,7 +263,7 @@ def _none_in(run: str | Path, *, best: bool = False) -> ValueError:
     return ValueError(f"expected a checkpoint{kind} in '{run}', found none; {remedy}")
 
 
-def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(checkpoint: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the state of one checkpoint, with shards put together; errors are those of `verify`."""
     folder = Path(checkpoint)
     state = verify(folder)
@@ -277,7 +274,7 @@ def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[di
         from normfree.train.run.sharded_checkpoint import read_shards  # imported here because few models are sharded
 
         tensors = read_shards(folder)
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, state
+    return tensors, state
 
 
 def verify(folder: Path) -> dict[str, Any]:
