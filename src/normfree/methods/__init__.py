@@ -11,7 +11,7 @@ from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, 
 FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
     for name in (
-        "plain",
+        "standard_init",
         "scaled_sums",
         "isograd",
         "fixup",
