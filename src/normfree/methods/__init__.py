@@ -20,7 +20,7 @@ FAMILIES = tuple(
         "nf_resnets",
         "dynamic_tanh",
         "transformer_methods",
-        "normalized",
+        "norm_baselines",
     )
 )
 
