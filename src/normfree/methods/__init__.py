@@ -12,7 +12,7 @@ FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
     for name in (
         "standard_init",
-        "scaled_sums",
+        "residual_scaling",
         "isograd",
         "fixup",
         "lsuv",
