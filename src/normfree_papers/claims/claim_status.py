@@ -187,14 +187,15 @@ def cells(row: Row) -> tuple[str, ...]:
     shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
     notes = ["aside"] * (not row.check.main) + [f"no {row.check.lacks}"] * bool(row.check.lacks)
     verdict = VERDICTS[row.verdict] + (f" ({', '.join(notes)})" if notes else "")
-    return verdict, row.check.statement, shown, range_text(row.check), row.check.source or "", number(row), count(row)
+    measured = mean_text(row), sample_size_text(row)
+    return verdict, row.check.statement, shown, range_text(row.check), row.check.source or "", *measured
 
 
-def count(row: Row) -> str:
+def sample_size_text(row: Row) -> str:
     """The number of seeds or draws of a row; "exact" for a number without randomness.
 
     >>> from normfree_papers.claims.claim import expect
-    >>> count(Row(expect("x", low=0).says("x is positive", why="the text"), (1.0, 2.0)))
+    >>> sample_size_text(Row(expect("x", low=0).says("x is positive", why="the text"), (1.0, 2.0)))
     '2'
     """
     return "" if not row.values else "exact" if row.check.exact else str(len(row.values))
@@ -228,12 +229,12 @@ def possible_range(check: Check) -> tuple[float, float]:
     return -math.inf, math.inf
 
 
-def number(row: Row) -> str:
+def mean_text(row: Row) -> str:
     """The mean with its 95 % confidence interval in the possible range, to two digits of half its width.
 
     >>> from normfree_papers.claims.claim import expect
     >>> check = expect("x", low=0).says("x is positive", why="the text")
-    >>> number(Row(check, (0.94, 0.96, 0.95))), number(Row(check, (0.951,))), number(Row(check))
+    >>> mean_text(Row(check, (0.94, 0.96, 0.95))), mean_text(Row(check, (0.951,))), mean_text(Row(check))
     ('0.950 [0.925, 0.975]', '0.951', '')
     """
     value, interval = row.measured, row.interval
