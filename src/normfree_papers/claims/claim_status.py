@@ -195,7 +195,7 @@ def sample_size_text(row: Row) -> str:
     """The number of seeds or draws of a row; "exact" for a number without randomness.
 
     >>> from normfree_papers.claims.claim import expect
-    >>> sample_size_text(Row(expect("x", low=0).says("x is positive", why="the text"), (1.0, 2.0)))
+    >>> sample_size_text(Row(expect("x", low=0).reading("x is positive", why="the text"), (1.0, 2.0)))
     '2'
     """
     return "" if not row.values else "exact" if row.check.exact else str(len(row.values))
@@ -205,7 +205,7 @@ def range_text(check: Check) -> str:
     """The range of a check in words.
 
     >>> from normfree_papers.claims.claim import expect
-    >>> range_text(expect("x", high=2).says("x is small", why="the text"))
+    >>> range_text(expect("x", high=2).reading("x is small", why="the text"))
     '≤ 2'
     """
     low, high = check.low, check.high
@@ -219,7 +219,7 @@ def possible_range(check: Check) -> tuple[float, float]:
     """The values that the number of a check can have, from the unit in its statement: a percentage or a share.
 
     >>> from normfree_papers.claims.claim import expect
-    >>> possible_range(expect("x", low=20).says("test accuracy of x, in %: it trains", why="the text"))
+    >>> possible_range(expect("x", low=20).reading("test accuracy of x, in %: it trains", why="the text"))
     (0.0, 100.0)
     """
     if ", in %" in check.statement:
@@ -233,7 +233,7 @@ def mean_text(row: Row) -> str:
     """The mean with its 95 % confidence interval in the possible range, to two digits of half its width.
 
     >>> from normfree_papers.claims.claim import expect
-    >>> check = expect("x", low=0).says("x is positive", why="the text")
+    >>> check = expect("x", low=0).reading("x is positive", why="the text")
     >>> mean_text(Row(check, (0.94, 0.96, 0.95))), mean_text(Row(check, (0.951,))), mean_text(Row(check))
     ('0.950 [0.925, 0.975]', '0.951', '')
     """
