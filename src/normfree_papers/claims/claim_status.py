@@ -19,6 +19,7 @@ from normfree_papers.claims.freshness import Freshness, kept_results
 from normfree_papers.claims.judgement import Judgement, Row, Status, Verdict, judge
 from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.reproduction import Result, stored
+from normfree_papers.claims.run_cache import made_runs
 
 MARKS: dict[Status, str] = {
     "holds": "✓ holds",
@@ -121,8 +122,7 @@ class Entry:
     @property
     def folders(self) -> dict[str, str]:
         """The folders of the training runs that were made, by name."""
-        runs = self.result.get("runs", {}) if self.result else {}
-        return {name: run["folder"] for name, run in runs.items() if "folder" in run}
+        return {name: run["folder"] for name, run in made_runs(self.result or {}).items()}
 
     @property
     def planned(self) -> Result:
@@ -146,7 +146,7 @@ def entries(out: str | Path, claims: Iterable[Claim] | None = None) -> tuple[Ent
     for claim in all_claims() if claims is None else claims:
         full, quick = (stored(out, claim, scale) for scale in ("full", "quick"))
         shown = full if quick is None or judge(claim, full).status != "not run" else quick
-        kept = kept_results(Path(out), (shown or {}).get("runs", {}))
+        kept = kept_results(Path(out), shown or {})
         found.append(entry_of(claim, shown, kept, mutants, full))
     return tuple(found)
 
@@ -310,8 +310,8 @@ def limits_of(entry: Entry) -> dict[str, str]:
 
 def missing_runs_of(result: Result) -> dict[str, float]:
     """The training runs that a result lacks, with the seconds that each takes on a GPU."""
-    runs = result.get("runs", {})
-    return {name: float(run["gpu_seconds"]) for name, run in runs.items() if "folder" not in run}
+    made = made_runs(result)
+    return {name: float(run["gpu_seconds"]) for name, run in result.get("runs", {}).items() if name not in made}
 
 
 def origin_of(result: Result) -> dict[str, str]:

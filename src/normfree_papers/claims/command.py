@@ -157,7 +157,7 @@ def _reproduce(claim: Claim, options: Options) -> Entry:
         runs = RunCache(options.out / "runs", WORK, only=only, **engine, **place)
         settings = Settings(scale=options.scale, seeds=seeds, runs=runs, **place)
         result = reproduce(claim, settings, options.out, before)
-    kept = kept_results(options.out, result.get("runs", {}))
+    kept = kept_results(options.out, result)
     entry = entry_of(claim, result, kept, mutants_of(options.out))
     if not options.as_json:
         _print(entry, result, options, is_stored=result["date"] < start)
