@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import pickle
 import re
@@ -156,3 +157,58 @@ def test_documents_name_only_methods_that_exist() -> None:
     assert len(specs) >= 8
     for spec in specs:
         get(spec)
+
+
+SOURCES = [
+    path.relative_to(ROOT) for top in ("src", "tests", "benchmarks", "website") for path in (ROOT / top).rglob("*.py")
+]
+PLACEHOLDER = re.compile(r"\bNAME\b|/tiny\.py$")  # of what a contributor adds
+NAMES_IN_A_FILE = re.compile(
+    r"((?:`\w+`(?:, (?:and )?| and | in | of ))*`\w+`) (?:\(|in |of |in its |of its )`([\w./]+\.py)`"
+)
+
+
+def files_named(path: str) -> list[Path]:
+    """The files whose path ends like this."""
+    return [ROOT / source for source in SOURCES if f"/{source.as_posix()}".endswith(f"/{path}")]
+
+
+def defined(path: Path) -> set[str]:
+    """The names that a file defines: functions, classes, variables and fields, but no imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    return names | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def wrong_places(text: str) -> list[str]:
+    """The files of a document that do not exist, and the names that stand in none of the files that it gives them."""
+    words = " ".join(re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M).split())
+    paths = dict.fromkeys(path for path in re.findall(r"`([\w./]+\.py)`", words) if not PLACEHOLDER.search(path))
+    wrong = [path for path in paths if not files_named(path)]
+    for listed, path in NAMES_IN_A_FILE.findall(words):
+        known = {name for file in files_named(path) for name in defined(file)}
+        wrong += [f"{name} in {path}" for name in re.findall(r"`(\w+)`", listed) if name not in known]
+    return wrong
+
+
+@pytest.mark.parametrize(("document", "files", "names"), [("CONTRIBUTING.md", 40, 30), ("docs/design.md", 10, 2)])
+def test_files_and_names_of_a_document_exist(document: str, files: int, names: int) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert len(re.findall(r"`[\w./]+\.py`", text)) >= files
+    assert len(NAMES_IN_A_FILE.findall(" ".join(text.split()))) >= names
+    assert wrong_places(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("`optim/update_rules.py`", []),
+        ("`optim/update_rule.py`", ["optim/update_rule.py"]),
+        ("`OptimizerName` and `UpdateRule` in `optim/update_rules.py`", []),
+        ("`OptimizerName`\nand `UpdateRule` in `optim/master_weights.py`", ["OptimizerName", "UpdateRule"]),
+        ("a `Family` in `FAMILIES` of `models/families.py`", ["models/families.py", "Family", "FAMILIES"]),
+        ("`examples/NAME.py`", []),
+    ],
+)
+def test_wrong_places_are_found(text: str, wrong: list[str]) -> None:
+    assert [place.partition(" in ")[0] for place in wrong_places(text)] == wrong
