@@ -150,7 +150,7 @@ def _check_widths(
         )
     from normfree.diagnostics.width_check import coordinate_check
     from normfree.files import to_json_values
-    from normfree.models.model_and_inputs import build_by_name, random_inputs
+    from normfree.models.example_inputs import build_by_name, random_inputs
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console, progress
 
@@ -201,7 +201,7 @@ def _inputs(
     model: str, folder: Path | None, data: Path | None, example: str, shape: str, batch: int, seed: int
 ) -> tuple[Any, Tensor | None]:
     """Read or draw the inputs, and the targets if a file has them."""
-    from normfree.models.model_and_inputs import read_batch, reads_tokens, sequence_length
+    from normfree.models.example_inputs import read_batch, reads_tokens, sequence_length
 
     name = model if folder is None else name_in_folder(folder)
     if data is not None:
@@ -230,7 +230,7 @@ def _diagnose(
     import torch
 
     from normfree.diagnostics import diagnose
-    from normfree.models.model_and_inputs import build_by_name, to_device
+    from normfree.models.example_inputs import build_by_name, to_device
     from normfree.nn.device_memory import require_room_for_activations
     from normfree.report.terminal import notice, progress
 
@@ -260,7 +260,7 @@ def _show(found: list[Diagnosis], model: str, out: Sequence[Path], as_json: bool
     import json
 
     from normfree.diagnostics import diagnosis
-    from normfree.models.model_and_inputs import shape_options
+    from normfree.models.example_inputs import shape_options
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console
 

@@ -82,7 +82,7 @@ def find_rate(
     import json
 
     from normfree.files import to_json_values
-    from normfree.models.model_and_inputs import to_device
+    from normfree.models.example_inputs import to_device
     from normfree.nn.devices import device_of
     from normfree.optim.rate_search import find_lr
     from normfree.report.terminal import open_console, progress
@@ -126,7 +126,7 @@ def _batches(
     model: str, folder: Path | None, data: Path | None, example: str, shape: str, batch: int, count: int, seed: int
 ) -> list[tuple[Any, Any]]:
     """Read the batches from a file, or draw inputs whose targets are None."""
-    from normfree.models.model_and_inputs import read_batch, reads_tokens
+    from normfree.models.example_inputs import read_batch, reads_tokens
 
     name = model if folder is None else name_in_folder(folder)
     if data is not None:
@@ -149,7 +149,7 @@ def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int,
     import torch
 
     from normfree.models.builder import is_foreign
-    from normfree.models.model_and_inputs import build_by_name
+    from normfree.models.example_inputs import build_by_name
 
     if folder is not None:
         from normfree.train.run.loading import load
@@ -168,7 +168,7 @@ def _targets(model: nn.Module, inputs: Any, targets: Any, place: Any, seed: int)
     import torch
 
     from normfree.diagnostics.input_and_loss import first_tensor
-    from normfree.models.model_and_inputs import to_device
+    from normfree.models.example_inputs import to_device
     from normfree.nn.model_state import call_arguments, eval_mode
 
     if targets is not None:

@@ -231,7 +231,7 @@ def require_model(model: str, verb: str) -> None:
 def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
     """Call the function of --example, or draw noise in the shape that the model reads."""
     from normfree.models.builder import is_foreign
-    from normfree.models.model_and_inputs import inputs_from_function, random_inputs
+    from normfree.models.example_inputs import inputs_from_function, random_inputs
 
     if not example:
         return random_inputs(model, shape, batch=batch, seed=seed)
