@@ -1,9 +1,10 @@
-"""Run the commands of README.md in the order printed, in a fresh clone, and compare their times with the printed ones.
+"""Run the commands of README.md and docs/guide.md in a fresh clone, and compare their times with the printed ones.
 
     python benchmarks/readme_times.py --json results/benchmarks/readme-times.json
     python benchmarks/readme_times.py "normfree train" "normfree check"
 
-The commands are those of the first code block and of the table "On the command line". Words choose the commands that
+The commands are those of the first code block of the README, and those of the tables of commands with times in both
+documents, in the order printed. Words choose the commands that
 contain one of them; the file then keeps its rows of the others. A row is wrong if its command fails, or if the measured
 time is not within a factor of 1.5 of the printed one. "Seconds" means at most ten. The exit status is 1 if a row is
 wrong. Commands for a GPU, a download or a text that you prepared are listed as left out.
@@ -40,14 +41,15 @@ FACTOR = 1.5
 SOME_SECONDS = 10.0  # "seconds" promises no more
 WATCHED = 10.0  # seconds until the ctrl-C of a command that runs until then
 UNITS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
-LEFT_OUT = {"normfree data get": "a download", "normfree translate": "a model that you trained on text"}
+LEFT_OUT = {"normfree data get": "a download"}
+HEADER = "| command | what it does | time on two cores | GPU |"
 UNTIMED = ("git clone", "source")
 JUDGES = "normfree reproduce"  # its status 1 says that the claim fails, as robust/fig2 does
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A command of the README.
+    """A command of a document.
 
     Attributes:
         command: The command as printed.
@@ -81,8 +83,13 @@ def printed_seconds(text: str) -> tuple[float, bool] | None:
     return number * UNITS[unit], True
 
 
+def documents() -> str:
+    """Return the text of README.md and docs/guide.md."""
+    return "\n\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guide.md"))
+
+
 def commands(text: str) -> list[Timed]:
-    """Return the commands of a README in the order printed, with their times.
+    """Return the commands of the first code block and of the tables in the order printed, with their times.
 
     Raises:
         ValueError: If a command has a time that cannot be read.
@@ -93,8 +100,7 @@ def commands(text: str) -> list[Timed]:
         command, _, printed = line.partition("#")
         if not command.startswith(UNTIMED):
             found.append(Timed(command.strip(), printed.strip()))
-    table = text.partition("| command | what it does | time on two cores | GPU |")[2].partition("\n\n")[0]
-    for row in table.splitlines()[2:]:
+    for row in (row for table in text.split(HEADER)[1:] for row in table.partition("\n\n")[0].splitlines()[2:]):
         command, does, printed, gpu = (cell.strip() for cell in row.strip("|").split(" | "))
         command = command.strip("` ")
         why = next((reason for start, reason in LEFT_OUT.items() if command.startswith(start)), "")
@@ -188,7 +194,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         )
         for row in rows
     ]
-    return Table("The commands of README.md", columns, tuple(lines))
+    return Table("The commands of README.md and docs/guide.md", columns, tuple(lines))
 
 
 def measure(chosen: Sequence[Timed], clone: Path) -> list[dict[str, Any]]:
@@ -208,10 +214,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--install", action="store_true", help="install into the clone with make setup")
     options = parser.parse_args()
-    listed = commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    listed = commands(documents())
     chosen = [one for one in listed if not options.words or any(word in one.command for word in options.words)]
     if not chosen:
-        parser.error(f"expected a part of a command of the README, got {', '.join(options.words)}")
+        parser.error(f"expected a part of a command of the README or the guide, got {', '.join(options.words)}")
     kept: dict[str, Any] = {}
     if options.words and options.json and options.json.exists():
         kept = {row["command"]: row for row in json.loads(options.json.read_text(encoding="utf-8"))["rows"]}
@@ -224,9 +230,9 @@ def main() -> int:
             print(f"\n{row['command']}: status {row['status']}\n{said}")
     if options.json:
         kept |= {row["command"]: row for row in rows}
-        rows_of_readme = [kept[one.command] for one in listed if one.command in kept]
+        printed_rows = [kept[one.command] for one in listed if one.command in kept]
         command = shlex.join(["python", "benchmarks/readme_times.py", *sys.argv[1:]])
-        write_json(options.json, {"command": command, **stored, "rows": rows_of_readme})
+        write_json(options.json, {"command": command, **stored, "rows": printed_rows})
     return int(any(wrong(row) for row in rows))
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
+import math
 import pickle
 import re
 import sys
 import types
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -59,12 +64,56 @@ def require_fixup_start(loss: object) -> None:
     assert loss.item() == pytest.approx(2.302585, abs=1e-5)  # ln 10: Fixup starts with zero logits
 
 
-def test_readme_example_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_numbers(text: str) -> str:
+    """A text on one line, with # for numbers, curves and places, which depend on the random input."""
+    return " ".join(re.sub(r"\d[\d.e]*|[▁-█]+|body[\w.]*", "#", text).split())
+
+
+def test_readme_example_runs_and_prints_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
     (block,) = python_blocks("README.md")
     run_block(block, "README.md", scope)
     require_fixup_start(scope["loss"])
+    (shown,) = re.findall(r"^```text\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S | re.M)
+    printed = without_numbers(capsys.readouterr().out)
+    assert len(shown.splitlines()) == 5
+    for line in shown.splitlines():
+        assert without_numbers(line) in printed
+
+
+def test_readme_numbers_are_those_of_the_results() -> None:
+    def stored(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
+        return found
+
+    def measured(claim: str, name: str) -> list[float]:
+        found: list[float] = stored(f"{claim}.json")["values"][name]["values"]
+        return found
+
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    rows = stored("benchmarks/training-kernels.json")["rows"]
+    asked = [row for row in rows if row["what"].startswith("resnet110, ") and row["batch"] == 128]
+    speeds = {row["what"]: row["images_per_second"] for row in asked}
+    fastest = max(speed for what, speed in speeds.items() if "batchnorm" in what)
+    kernels = f"{speeds['resnet110, fixup, stage kernels']:,.0f}"
+    assert f"in batches of 128, Fixup's ResNet-110 trains at {kernels} images/s" in text
+    assert f"the fastest batch norm of the same run at {fastest:,.0f} " in text
+    first, second, third = (f"{one:.2f}" for one in measured("fixup/table1", "test error, Fixup"))
+    (error,) = measured("fixup/table1", "test error, batch norm")
+    assert f"{first}, {second} and {third} % (three seeds, one of which fell to chance)" in text
+    assert f"batch norm's is {error:.2f} % (one seed; " in text
+    epoch = stored("kernels/first-epoch.json")
+    (losses,) = (row["test_loss"] for row in epoch["rows"] if row["path"] == "stage kernels")
+    fallen = sum(loss > math.log(10) - 0.01 for loss in losses)
+    assert f"{fallen} of {len(losses)} seeds of Fixup's ResNet-110 fall to chance" in text
+    proposed = ("IdShort (proposed)", "LearnScalar (proposed)", "ConvShort (proposed)")
+    normed, *others = (
+        fmean(measured("robust/fig3", f"test accuracy, {name}, ResNet-50")) for name in ("BatchNorm", *proposed)
+    )
+    assert f"reaches {normed:.1f} % with batch norm, and {max(others):.1f} % with the best method of `robust`" in text
 
 
 def test_start_example_runs_as_printed() -> None:
@@ -156,3 +205,58 @@ def test_documents_name_only_methods_that_exist() -> None:
     assert len(specs) >= 8
     for spec in specs:
         get(spec)
+
+
+SOURCES = [
+    path.relative_to(ROOT) for top in ("src", "tests", "benchmarks", "website") for path in (ROOT / top).rglob("*.py")
+]
+PLACEHOLDER = re.compile(r"\bNAME\b|/tiny\.py$")  # of what a contributor adds
+NAMES_IN_A_FILE = re.compile(
+    r"((?:`\w+`(?:, (?:and )?| and | in | of ))*`\w+`) (?:\(|in |of |in its |of its )`([\w./]+\.py)`"
+)
+
+
+def files_named(path: str) -> list[Path]:
+    """The files whose path ends like this."""
+    return [ROOT / source for source in SOURCES if f"/{source.as_posix()}".endswith(f"/{path}")]
+
+
+def defined(path: Path) -> set[str]:
+    """The names that a file defines: functions, classes, variables and fields, but no imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    return names | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def wrong_places(text: str) -> list[str]:
+    """The files of a document that do not exist, and the names that stand in none of the files that it gives them."""
+    words = " ".join(re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M).split())
+    paths = dict.fromkeys(path for path in re.findall(r"`([\w./]+\.py)`", words) if not PLACEHOLDER.search(path))
+    wrong = [path for path in paths if not files_named(path)]
+    for listed, path in NAMES_IN_A_FILE.findall(words):
+        known = {name for file in files_named(path) for name in defined(file)}
+        wrong += [f"{name} in {path}" for name in re.findall(r"`(\w+)`", listed) if name not in known]
+    return wrong
+
+
+@pytest.mark.parametrize(("document", "files", "names"), [("CONTRIBUTING.md", 40, 30), ("docs/design.md", 20, 3)])
+def test_files_and_names_of_a_document_exist(document: str, files: int, names: int) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert len(re.findall(r"`[\w./]+\.py`", text)) >= files
+    assert len(NAMES_IN_A_FILE.findall(" ".join(text.split()))) >= names
+    assert wrong_places(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("`optim/master_weights.py`", []),
+        ("`optim/update_rule.py`", ["optim/update_rule.py"]),
+        ("`OptimizerName` and `UpdateRule` in `optim/master_weights.py`", []),
+        ("`OptimizerName`\nand `UpdateRule` in `optim/groups.py`", ["OptimizerName", "UpdateRule"]),
+        ("a `Family` in `FAMILIES` of `models/families.py`", ["models/families.py", "Family", "FAMILIES"]),
+        ("`examples/NAME.py`", []),
+    ],
+)
+def test_wrong_places_are_found(text: str, wrong: list[str]) -> None:
+    assert [place.partition(" in ")[0] for place in wrong_places(text)] == wrong

@@ -1,4 +1,4 @@
-"""The commands of the README: their times can be read, they were measured, and they run in the order printed."""
+"""The commands of the README and the guide: times that can be read and were measured, and the order printed."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ def times() -> ModuleType:
 
 
 def listed(times: ModuleType) -> list[Any]:
-    found: list[Any] = times.commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    found: list[Any] = times.commands(times.documents())
     return found
 
 
@@ -33,8 +33,8 @@ def test_every_command_has_a_time_and_few_are_left_out(times: ModuleType) -> Non
     found = listed(times)
     assert len({one.command for one in found}) == len(found) >= 18
     assert [one.command for one in found][:3] == ["make demo", "make test", "normfree methods"]
-    assert {one.left_out for one in found} == {"", "a GPU", "a download", "a model that you trained on text"}
-    assert sum(bool(one.left_out) for one in found) == 3
+    assert {one.left_out for one in found} == {"", "a GPU", "a download"}
+    assert sum(bool(one.left_out) for one in found) == 2
     assert [one.command for one in found if one.until_interrupted] == ["normfree watch runs --page runs.html"]
 
 
@@ -56,7 +56,7 @@ def test_printed_times_are_read(times: ModuleType, printed: str, seconds: tuple[
 
 
 def test_time_that_cannot_be_read_is_refused(times: ModuleType) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("trains | a minute |", "trains | a while |")
+    text = times.documents().replace("trains | a minute |", "trains | a while |")
     with pytest.raises(ValueError, match=r"expected a time such as '5 seconds' beside 'normfree lr .*', got 'a while'"):
         times.commands(text)
 

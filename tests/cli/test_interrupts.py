@@ -61,7 +61,7 @@ PHASES = [
     pytest.param("convert", "normfree.conversion.saving:save_converted", 1, id="convert: saving"),
     pytest.param("convert", "normfree.diagnostics.diagnosis:save", 1, id="convert: drawing", marks=slow),
     pytest.param("diagnose", "normfree.diagnostics.diagnosis:save", 1, id="diagnose: drawing", marks=slow),
-    pytest.param("diagnose", "normfree.models.model_and_inputs:build_by_name", 1, id="diagnose: building", marks=slow),
+    pytest.param("diagnose", "normfree.models.example_inputs:build_by_name", 1, id="diagnose: building", marks=slow),
     pytest.param("lr", "normfree.optim.rate_search:find_lr", 1, id="lr: searching", marks=slow),
     pytest.param("data get", "normfree.data:get", 1, id="data get: fetching", marks=slow),
     pytest.param(

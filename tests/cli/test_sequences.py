@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from normfree.cli import main
 from normfree.diagnostics import diagnose
 from normfree.models import build
-from normfree.models.model_and_inputs import random_inputs
+from normfree.models.example_inputs import random_inputs
 
 Run = Callable[..., tuple[int, str, str]]
 NAMES = ("transformer-2-2-16-32-2", "encoder-3-16-32-2", "decoder-3-16-32-2")

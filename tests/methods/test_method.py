@@ -26,7 +26,7 @@ from normfree.methods import (
     register,
     unregister,
 )
-from normfree.methods.plain import he_fan_in_
+from normfree.methods.standard_init import he_fan_in_
 from normfree.models import build
 from normfree.plan import Position
 

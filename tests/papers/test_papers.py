@@ -14,6 +14,7 @@ from normfree_papers.claims.claim import SCALES, Claim, Settings
 from normfree_papers.claims.judgement import admits, checks_at, judge
 from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.reproduction import collect, is_whole, panels_of, read_result, result_path
+from normfree_papers.claims.run_cache import made_runs
 
 CLAIMS = all_claims()
 ALONE = [claim for claim in CLAIMS if not claim.needs_data]  # what trains has tests of its own
@@ -183,8 +184,7 @@ def test_kept_runs_are_small_and_those_of_their_configurations():
         for file in path.iterdir():
             assert file.stat().st_size < 100_000
             assert_names_no_folder(file)
-    runs = [run for file in FILES for run in read_result(file).get("runs", {}).values()]
-    behind = {run["folder"] for run in runs if "folder" in run}
+    behind = {run["folder"] for file in FILES for run in made_runs(read_result(file)).values()}
     assert behind == {path.name for path in kept}  # none is missing, and none is of no use
 
 

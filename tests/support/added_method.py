@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from normfree.methods import Law, Method, Rule
-from normfree.methods.plain import he_fan_in_
+from normfree.methods.standard_init import he_fan_in_
 
 
 def mine(**changes: object) -> Method:

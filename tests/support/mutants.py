@@ -29,7 +29,7 @@ from normfree.methods import Law, Method
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import _FACTORIES, ONE, SQRT_HALF, ScalarRate
 from normfree.methods.nf_resnets import InverseStd
-from normfree.methods.scaled_sums import GeometricSeries
+from normfree.methods.residual_scaling import GeometricSeries
 from normfree.models.base import BlockBuilder
 from normfree.models.nonresidual import Highway
 from normfree.models.resnet import ResNetShape

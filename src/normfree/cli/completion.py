@@ -50,7 +50,7 @@ def _methods() -> Iterator[str]:
 
 
 def _models() -> Iterator[str]:
-    for call in _calls(_PACKAGE / "models" / "model_names.py", "Family"):
+    for call in _calls(_PACKAGE / "models" / "model_registry.py", "Family"):
         yield from ast.literal_eval(call.args[3])  # the examples of the family
 
 

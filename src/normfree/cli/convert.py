@@ -189,7 +189,7 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
 
     from normfree.conversion import convert, fold_batchnorm
     from normfree.graph import discover
-    from normfree.models.model_and_inputs import build_by_name
+    from normfree.models.example_inputs import build_by_name
     from normfree.nn.model_state import call_arguments
 
     before = build_by_name(model, checkpoint=checkpoint, seed=seed)

@@ -151,7 +151,7 @@ def _check_widths(
 
     from normfree.diagnostics.width_check import coordinate_check
     from normfree.files import to_json_values
-    from normfree.models.model_and_inputs import build_by_name, random_inputs
+    from normfree.models.example_inputs import build_by_name, random_inputs
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console, progress
 
@@ -202,7 +202,7 @@ def _inputs(
 ) -> tuple[Any, Tensor | None]:
     """Read or draw the inputs, and the targets if a file has them."""
     if data is not None:
-        from normfree.models.model_and_inputs import read_batch
+        from normfree.models.example_inputs import read_batch
 
         return read_batch(data, model if folder is None else name_in_folder(folder))
     return model_inputs(model, folder, example, shape, batch, seed), None
@@ -225,7 +225,7 @@ def _diagnose(
     import torch
 
     from normfree.diagnostics import diagnose
-    from normfree.models.model_and_inputs import build_by_name, to_device
+    from normfree.models.example_inputs import build_by_name, to_device
     from normfree.nn.device_memory import require_room_for_activations
     from normfree.report.terminal import notice, progress
 
@@ -253,7 +253,7 @@ def _diagnose(
 def _show(found: list[Diagnosis], model: str, out: Sequence[Path], as_json: bool, noise: Any) -> None:
     """Print the diagnoses, and write them to the files; `noise` is the input if it was drawn."""
     from normfree.diagnostics import diagnosis
-    from normfree.models.model_and_inputs import shape_options
+    from normfree.models.example_inputs import shape_options
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console
 

@@ -80,7 +80,7 @@ def find_rate(
 
     For example: normfree lr torchvision:mobilenet_v3_small -m fixup --input 3x64x64 -o rate.png
     """
-    from normfree.models.model_and_inputs import to_device
+    from normfree.models.example_inputs import to_device
     from normfree.nn.devices import device_of
     from normfree.optim.rate_search import find_lr
     from normfree.report.terminal import open_console, progress
@@ -125,7 +125,7 @@ def _batches(
 ) -> list[tuple[Any, Any]]:
     """Read the batches from a file, or draw inputs whose targets are None."""
     if data is not None:
-        from normfree.models.model_and_inputs import read_batch
+        from normfree.models.example_inputs import read_batch
 
         inputs, targets = read_batch(data, model if folder is None else name_in_folder(folder))
         if targets is None:
@@ -142,7 +142,7 @@ def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int,
     import torch
 
     from normfree.models.builder import is_foreign
-    from normfree.models.model_and_inputs import build_by_name
+    from normfree.models.example_inputs import build_by_name
 
     if folder is not None:
         from normfree.train.run.loading import load
@@ -161,7 +161,7 @@ def _targets(model: nn.Module, inputs: Any, targets: Any, place: Any, seed: int)
     import torch
 
     from normfree.diagnostics.input_and_loss import first_tensor
-    from normfree.models.model_and_inputs import to_device
+    from normfree.models.example_inputs import to_device
     from normfree.nn.model_state import call_arguments, eval_mode
 
     if targets is not None:

@@ -229,7 +229,7 @@ def require_model(model: str, verb: str) -> None:
 def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
     """Call the function of --example, or draw noise in the shape that the model reads."""
     from normfree.models.builder import is_foreign
-    from normfree.models.model_and_inputs import inputs_from_function, random_inputs
+    from normfree.models.example_inputs import inputs_from_function, random_inputs
 
     if not example:
         return random_inputs(model, shape, batch=batch, seed=seed)
@@ -323,7 +323,7 @@ def model_folder(model: str) -> Path | None:
 
 def model_inputs(model: str, folder: Path | None, example: str, shape: str, batch: int, seed: int) -> Any:
     """Call the function of --example, or draw noise for a model by name or in a folder, which knows its shape."""
-    from normfree.models.model_and_inputs import reads_tokens, sequence_length
+    from normfree.models.example_inputs import reads_tokens, sequence_length
 
     name = model if folder is None else name_in_folder(folder)
     if folder is not None and not example and (not shape or reads_tokens(name)):

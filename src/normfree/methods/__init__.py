@@ -11,8 +11,8 @@ from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, 
 FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
     for name in (
-        "plain",
-        "scaled_sums",
+        "standard_init",
+        "residual_scaling",
         "isograd",
         "fixup",
         "lsuv",
@@ -20,7 +20,7 @@ FAMILIES = tuple(
         "nf_resnets",
         "dynamic_tanh",
         "transformer_methods",
-        "normalized",
+        "norm_baselines",
     )
 )
 

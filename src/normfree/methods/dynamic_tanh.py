@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import WITH_SEQUENCES, Method, register
-from normfree.methods.plain import he_fan_in_
+from normfree.methods.standard_init import he_fan_in_
 from normfree.nn.normalizers import DynamicTanh
 
 

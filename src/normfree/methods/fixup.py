@@ -69,10 +69,10 @@ class FixupInit:
             _he_fan_out_(ctx, layer)
         else:
             weight = fused_xavier(ctx, branch, layer) if xavier else _he_fan_out(ctx, layer)
-            bounded = self.bounded and branch.depth == ATTENTION
+            bounded = self.bounded and branch.degree == ATTENTION
             scaled = linear_part(branch, layer, weight) if bounded else weight
-            depth = 2 if bounded else branch.depth + covered
-            scaled.mul_(self.scale * theory.fixup_scale(total, depth))
+            degree = 2 if bounded else branch.degree + covered
+            scaled.mul_(self.scale * theory.fixup_scale(total, degree))
             ctx.set_(layer, weight)
 
 
@@ -215,7 +215,7 @@ def transformer_stacks(plan: ResidualPlan, method: str) -> TransformerStacks:
     if found is None:
         raise ValueError(
             f"method '{method}' expects layers of attention and feed-forward branches, as a Transformer has, got "
-            f"branches of the degrees {', '.join(str(b.depth) for b in plan.branches[:8])}; use 'fixup' for this model"
+            f"branches of the degrees {', '.join(str(b.degree) for b in plan.branches[:8])}; use 'fixup' for this model"
         )
     return found
 
@@ -226,7 +226,7 @@ def is_transformer(plan: ResidualPlan) -> bool:
 
 
 def _split(plan: ResidualPlan) -> TransformerStacks | None:
-    attends = [branch.depth == ATTENTION for branch in plan.branches]
+    attends = [branch.degree == ATTENTION for branch in plan.branches]
     two = next((i for i in range(len(attends) - 1) if attends[i] and attends[i + 1]), len(attends))
     found = TransformerStacks(plan.branches[:two], plan.branches[two:])
     expected = [True, False] * found.encoder_layers + [True, True, False] * found.decoder_layers
@@ -239,7 +239,7 @@ def linear_part(branch: Branch, layer: Layer, weight: Tensor) -> Tensor:
     The layers of an attention must run in the order query, key, value, output, or one layer must hold query, key and
     value as three parts.
     """
-    if branch.depth != ATTENTION or layer in branch.ends:
+    if branch.degree != ATTENTION or layer in branch.ends:
         return weight
     if layer.parts == 3:
         return weight[2 * len(weight) // 3 :]
@@ -254,7 +254,7 @@ def fused_xavier(ctx: InitContext, branch: Branch, layer: Layer) -> Tensor:
     3·fan_out). It is 2/(fan_in + fan_out) in the other layers.
     """
     fan_in, fan_out = ctx.fans(layer)
-    parts = 3 if branch.depth == ATTENTION and layer not in branch.ends else 1
+    parts = 3 if branch.degree == ATTENTION and layer not in branch.ends else 1
     return ctx.uniform(layer, 2.0 / (fan_in + parts * fan_out))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from normfree import theory
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import Law, Method, Rule, register
-from normfree.methods.plain import he_fan_in_
+from normfree.methods.standard_init import he_fan_in_
 from normfree.plan import Position
 
 

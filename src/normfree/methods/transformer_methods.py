@@ -13,7 +13,7 @@ from torch import Tensor
 from normfree.methods.fixup import scaled_xavier_, transformer_stacks
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import Law, Method, Rule, register
-from normfree.methods.plain import xavier_
+from normfree.methods.standard_init import xavier_
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree.plan import Branch

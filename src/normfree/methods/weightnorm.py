@@ -12,7 +12,7 @@ from normfree.errors import unknown_name
 from normfree.methods.initialize import InitContext
 from normfree.methods.lsuv import calibrate_
 from normfree.methods.method import Law, Method, Rule, register
-from normfree.methods.plain import draw_normal_
+from normfree.methods.standard_init import draw_normal_
 from normfree.nn.normalizers import OmittedActivation
 from normfree.plan import Branch, Layer
 

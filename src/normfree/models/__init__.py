@@ -2,7 +2,7 @@
 
 from normfree.models.base import BaseModel, Network
 from normfree.models.builder import build, supports
-from normfree.models.model_names import Family, catalog, find_family, is_model_name
+from normfree.models.model_registry import Family, catalog, find_family, is_model_name
 from normfree.models.transformer import Decoder, DecoderCache, Encoder, Memory, Transformer
 
 __all__ = [

@@ -12,7 +12,7 @@ from normfree.errors import unknown_name
 from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
 from normfree.methods.method import RESIDUAL_SUMS
 from normfree.models.base import ModelConfig, Network, Padding
-from normfree.models.model_names import Family, find_family
+from normfree.models.model_registry import Family, find_family
 from normfree.nn.attention import SPECIAL, VOCABULARY
 from normfree.nn.device_memory import require_memory
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from normfree.diagnostics.propagation import Loss
 from normfree.methods import Method
-from normfree.models.model_and_inputs import to_device
+from normfree.models.example_inputs import to_device
 from normfree.nn.model_state import preserve_model_state
 from normfree.optim.groups import param_groups
 from normfree.optim.rate_trials import (

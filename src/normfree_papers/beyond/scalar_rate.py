@@ -15,7 +15,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, aside, expect, rows_claim, training_claim
-from normfree_papers.claims.depth_curves import exponent, geometric_means
+from normfree_papers.claims.depth_curves import exponent, geometric_means, mean
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
@@ -25,7 +25,6 @@ from normfree_papers.claims.seed_metrics import (
     accuracy,
     combined,
     error,
-    mean,
     minus,
     over,
     points_panel,

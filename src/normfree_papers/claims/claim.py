@@ -83,7 +83,10 @@ class Check:
 
 @dataclass(frozen=True)
 class ExpectedRange:
-    """The range that a check accepts for a number, with the paper's value. `says` makes the check of it."""
+    """The range that a check accepts for a number, with the paper's value.
+
+    `derived`, `printed` and `reading` make the check of it, by the source of the range.
+    """
 
     name: str
     _: KW_ONLY
@@ -93,24 +96,24 @@ class ExpectedRange:
     main: bool = True
     scale: Scale | None = None
 
-    def says(
+    def _says(
         self,
         statement: str,
         *,
         why: str,
-        source: Source | None = None,
+        source: Source,
         exact: bool = False,
         binary: bool = False,
         lacks: str = "",
         erratum: str = "",
     ) -> Check:
-        """Return the check with this statement, the reason for the range, and where the range comes from."""
+        """Return the check with this statement, and the reason for the range."""
         words: dict[str, Any] = {"statement": statement, "why": why, "source": source}
         return Check(**words, exact=exact, binary=binary, lacks=lacks, erratum=erratum, **vars(self))
 
-    derived = partialmethod(says, source="derived")
-    printed = partialmethod(says, source="paper")
-    reading = partialmethod(says, source="reading")
+    derived = partialmethod(_says, source="derived")
+    printed = partialmethod(_says, source="paper")
+    reading = partialmethod(_says, source="reading")
 
 
 expect = ExpectedRange

@@ -19,6 +19,7 @@ from normfree_papers.claims.freshness import Freshness, kept_results
 from normfree_papers.claims.judgement import Judgement, Row, Status, Verdict, judge
 from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.reproduction import Result, stored
+from normfree_papers.claims.run_cache import made_runs
 
 MARKS: dict[Status, str] = {
     "holds": "✓ holds",
@@ -121,8 +122,7 @@ class Entry:
     @property
     def folders(self) -> dict[str, str]:
         """The folders of the training runs that were made, by name."""
-        runs = self.result.get("runs", {}) if self.result else {}
-        return {name: run["folder"] for name, run in runs.items() if "folder" in run}
+        return {name: run["folder"] for name, run in made_runs(self.result or {}).items()}
 
     @property
     def planned(self) -> Result:
@@ -146,7 +146,7 @@ def entries(out: str | Path, claims: Iterable[Claim] | None = None) -> tuple[Ent
     for claim in all_claims() if claims is None else claims:
         full, quick = (stored(out, claim, scale) for scale in ("full", "quick"))
         shown = full if quick is None or judge(claim, full).status != "not run" else quick
-        kept = kept_results(Path(out), (shown or {}).get("runs", {}))
+        kept = kept_results(Path(out), shown or {})
         found.append(entry_of(claim, shown, kept, mutants, full))
     return tuple(found)
 
@@ -187,14 +187,15 @@ def cells(row: Row) -> tuple[str, ...]:
     shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
     notes = ["aside"] * (not row.check.main) + [f"no {row.check.lacks}"] * bool(row.check.lacks)
     verdict = VERDICTS[row.verdict] + (f" ({', '.join(notes)})" if notes else "")
-    return verdict, row.check.statement, shown, range_text(row.check), row.check.source or "", number(row), count(row)
+    measured = mean_text(row), sample_size_text(row)
+    return verdict, row.check.statement, shown, range_text(row.check), row.check.source or "", *measured
 
 
-def count(row: Row) -> str:
+def sample_size_text(row: Row) -> str:
     """The number of seeds or draws of a row; "exact" for a number without randomness.
 
     >>> from normfree_papers.claims.claim import expect
-    >>> count(Row(expect("x", low=0).says("x is positive", why="the text"), (1.0, 2.0)))
+    >>> sample_size_text(Row(expect("x", low=0).reading("x is positive", why="the text"), (1.0, 2.0)))
     '2'
     """
     return "" if not row.values else "exact" if row.check.exact else str(len(row.values))
@@ -204,7 +205,7 @@ def range_text(check: Check) -> str:
     """The range of a check in words.
 
     >>> from normfree_papers.claims.claim import expect
-    >>> range_text(expect("x", high=2).says("x is small", why="the text"))
+    >>> range_text(expect("x", high=2).reading("x is small", why="the text"))
     '≤ 2'
     """
     low, high = check.low, check.high
@@ -218,7 +219,7 @@ def possible_range(check: Check) -> tuple[float, float]:
     """The values that the number of a check can have, from the unit in its statement: a percentage or a share.
 
     >>> from normfree_papers.claims.claim import expect
-    >>> possible_range(expect("x", low=20).says("test accuracy of x, in %: it trains", why="the text"))
+    >>> possible_range(expect("x", low=20).reading("test accuracy of x, in %: it trains", why="the text"))
     (0.0, 100.0)
     """
     if ", in %" in check.statement:
@@ -228,12 +229,12 @@ def possible_range(check: Check) -> tuple[float, float]:
     return -math.inf, math.inf
 
 
-def number(row: Row) -> str:
+def mean_text(row: Row) -> str:
     """The mean with its 95 % confidence interval in the possible range, to two digits of half its width.
 
     >>> from normfree_papers.claims.claim import expect
-    >>> check = expect("x", low=0).says("x is positive", why="the text")
-    >>> number(Row(check, (0.94, 0.96, 0.95))), number(Row(check, (0.951,))), number(Row(check))
+    >>> check = expect("x", low=0).reading("x is positive", why="the text")
+    >>> mean_text(Row(check, (0.94, 0.96, 0.95))), mean_text(Row(check, (0.951,))), mean_text(Row(check))
     ('0.950 [0.925, 0.975]', '0.951', '')
     """
     value, interval = row.measured, row.interval
@@ -309,8 +310,8 @@ def limits_of(entry: Entry) -> dict[str, str]:
 
 def missing_runs_of(result: Result) -> dict[str, float]:
     """The training runs that a result lacks, with the seconds that each takes on a GPU."""
-    runs = result.get("runs", {})
-    return {name: float(run["gpu_seconds"]) for name, run in runs.items() if "folder" not in run}
+    made = made_runs(result)
+    return {name: float(run["gpu_seconds"]) for name, run in result.get("runs", {}).items() if name not in made}
 
 
 def origin_of(result: Result) -> dict[str, str]:

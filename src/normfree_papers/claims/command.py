@@ -22,14 +22,14 @@ from normfree_papers.claims.claim_status import (
     Entry,
     cells,
     cost_of,
-    count,
     entries,
     entry_of,
     limits_of,
+    mean_text,
     missing_runs_of,
     mutants_of,
-    number,
     rough_duration,
+    sample_size_text,
 )
 from normfree_papers.claims.freshness import kept_results
 from normfree_papers.claims.judgement import Status
@@ -157,7 +157,7 @@ def _reproduce(claim: Claim, options: Options) -> Entry:
         runs = RunCache(options.out / "runs", WORK, only=only, **engine, **place)
         settings = Settings(scale=options.scale, seeds=seeds, runs=runs, **place)
         result = reproduce(claim, settings, options.out, before)
-    kept = kept_results(options.out, result.get("runs", {}))
+    kept = kept_results(options.out, result)
     entry = entry_of(claim, result, kept, mutants_of(options.out))
     if not options.as_json:
         _print(entry, result, options, is_stored=result["date"] < start)
@@ -224,11 +224,11 @@ def _list(options: Options) -> None:
 def _line(entry: Entry) -> tuple[str, ...]:
     """A claim in the list."""
     claim, row = entry.claim, entry.judgement.deciding
-    verdict = MARKS[entry.status] if row is None else f"{MARKS[entry.status][0]} {number(row)}"
+    verdict = MARKS[entry.status] if row is None else f"{MARKS[entry.status][0]} {mean_text(row)}"
     cost = f"{rough_duration(claim.cost.full_seconds)} {claim.cost.device}"
     precision = entry.precision.partition(";")[0]
     data = " ".join(["quick"] * entry.is_quick + ["stand-in"] * bool(claim.stand_in))
-    return claim.id, verdict, "" if row is None else count(row), precision, data, entry.freshness.state, cost
+    return claim.id, verdict, "" if row is None else sample_size_text(row), precision, data, entry.freshness.state, cost
 
 
 def _record(entry: Entry) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +28,7 @@ def factor_per_block(values: Sequence[float], stages: Sequence[int], *, backward
     ]
     if not logs:
         return math.nan
-    return math.exp(-_mean(logs) if backward else _mean(logs))
+    return math.exp(-mean(logs) if backward else mean(logs))
 
 
 def decades(values: Sequence[float], *, backward: bool = False) -> float:
@@ -54,14 +54,19 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     return straight_line([_log(v) for v in x], [_log(v) for v in y])[0]
 
 
+def mean(values: Collection[float]) -> float:
+    """The mean; infinite or NaN if a value is."""
+    return (math.fsum(values) if all(map(math.isfinite, values)) else sum(values)) / len(values)
+
+
 def geometric_means(curves: Iterable[Sequence[float]]) -> tuple[float, ...]:
     """The geometric mean of the curves of all seeds, position by position; 0 where a value is 0."""
-    return tuple(math.exp(_mean([_log(value) for value in column])) for column in zip(*curves, strict=True))
+    return tuple(math.exp(mean([_log(value) for value in column])) for column in zip(*curves, strict=True))
 
 
 def means(curves: Iterable[Sequence[float]]) -> tuple[float, ...]:
     """The mean of the curves of all seeds, position by position."""
-    return tuple(_mean(column) for column in zip(*curves, strict=True))
+    return tuple(mean(column) for column in zip(*curves, strict=True))
 
 
 def stage_starts(stages: Sequence[int]) -> tuple[int, ...]:
@@ -91,10 +96,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     """
     lines = tuple(map(tuple, rows))
     return (Table(title, tuple(map(Column, columns)), lines),) if lines else ()
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
 
 
 def _log(value: float) -> float:

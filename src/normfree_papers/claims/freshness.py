@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normfree_papers.claims.canary import stale_probes
-from normfree_papers.claims.run_cache import KeptRun
+from normfree_papers.claims.run_cache import KeptRun, made_runs
 
 State = Literal["fresh", "stale", "unknown", ""]
 
@@ -23,9 +23,10 @@ class Freshness:
     reasons: tuple[str, ...] = ()
 
 
-def kept_results(out: Path, runs: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], Freshness]:
-    """The results of the kept runs of a claim by folder, None if one is no longer kept, and the freshness of all."""
-    kept = {run["folder"]: KeptRun(out / "runs" / run["folder"]) for run in runs.values() if "folder" in run}
+def kept_results(out: Path, result: Mapping[str, Any]) -> tuple[dict[str, Any], Freshness]:
+    """The results of the runs of a claim by folder, None if one is no longer kept, and the freshness of all."""
+    runs = made_runs(result)
+    kept = {run["folder"]: KeptRun(out / "runs" / run["folder"]) for run in runs.values()}
     return {folder: run.result for folder, run in kept.items()}, freshness_of(out, runs, kept)
 
 
@@ -36,11 +37,11 @@ def freshness_of(out: Path, runs: Mapping[str, Mapping[str, Any]], kept: Mapping
 
     Args:
         out: Folder of the results, with canaries.json.
-        runs: The records of the runs; those of the kept ones have their folder and the method asked for.
+        runs: The records of the runs that were made: their folder, and the method asked for.
         kept: The kept runs by folder.
     """
     commits = _canaries(out)
-    made = [_run(commits, kept[run["folder"]], run.get("method")) for run in runs.values() if "folder" in run]
+    made = [_run(commits, kept[run["folder"]], run.get("method")) for run in runs.values()]
     found = Counter(made)
     if not found:
         return Freshness()

@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 from normfree_papers.claims.claim import Check, Claim, Scale
+from normfree_papers.claims.depth_curves import mean
 
 Status = Literal["holds", "fails", "undecided", "not run"]
 Verdict = Literal["holds", "fails", "undecided", "missing", "paper errs"]
@@ -167,11 +168,6 @@ class Interval:
 
     low: float
     high: float
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean; infinite or NaN if a value is."""
-    return (math.fsum(values) if all(map(math.isfinite, values)) else sum(values)) / len(values)
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:

@@ -31,7 +31,7 @@ MODULES = {  # the claims of each module, in the order of the ledger
     "fixup.image_tables": ("table1", "table4", "table2"),
     "fixup.translation": ("table3", "table3_multi30k", "table3_europarl"),
     "wninit.theorems": ("thm1", "thm2", "thm3", "thm4"),
-    "wninit.norms": ("fig1", "sec3_lengths", "sec3"),
+    "wninit.activation_norms": ("fig1", "sec3_lengths", "sec3"),
     "wninit.curvature": ("table2",),
     "wninit.depth": ("fig2_left", "fig2_right", "fig3_left", "fig3_right"),
     "wninit.resnet_training": ("fig4", "table1"),

@@ -28,6 +28,7 @@ from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import SCALES, Claim, Measurement, Scale, Settings
 from normfree_papers.claims.registry import all_claims
+from normfree_papers.claims.run_cache import made_runs
 
 RESULTS = Path("results")
 Result = dict[str, Any]
@@ -249,13 +250,12 @@ def read_result(path: Path) -> Result:
 
 def is_whole(result: Result) -> bool:
     """Whether all training runs of a result were made."""
-    return all("folder" in run for run in result.get("runs", {}).values())
+    return len(made_runs(result)) == len(result.get("runs", {}))
 
 
 def is_empty(result: Result) -> bool:
     """Whether a result has training runs, and none of them was made."""
-    runs = result.get("runs", {})
-    return bool(runs) and not any("folder" in run for run in runs.values())
+    return bool(result.get("runs")) and not made_runs(result)
 
 
 def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:

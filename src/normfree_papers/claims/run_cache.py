@@ -212,6 +212,15 @@ class RunCache:
             raise StoppedError(signal)
 
 
+def made_runs(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The records of the training runs of a result that were made, by name; that of a missing run has no folder.
+
+    >>> list(made_runs({"runs": {"fixup": {"folder": "resnet110-fixup"}, "he_in": {"gpu_seconds": 60}}}))
+    ['fixup']
+    """
+    return {name: run for name, run in result.get("runs", {}).items() if "folder" in run}
+
+
 def _canonical(method: str) -> str:
     """A spelling of a method that does not depend on the order of its options; as it is, if it is not registered."""
     try:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Table
-from normfree_papers.claims.depth_curves import table
+from normfree_papers.claims.depth_curves import mean, table
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -94,11 +94,6 @@ def bleu(run: EndedRun) -> float:
 
 
 # Numbers by seed
-
-
-def mean(numbers: Collection[float]) -> float:
-    """The mean of some numbers."""
-    return sum(numbers) / len(numbers)
 
 
 def minus(a: Numbers, b: Numbers) -> Numbers:

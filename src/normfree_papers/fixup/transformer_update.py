@@ -36,7 +36,7 @@ def _transformer(row: str, layers: int, seed: int, device: str) -> BaseModel:
         for branch in branches:
             for layer in branch.layers:
                 weight = model.get_parameter(f"{layer.name}.weight")
-                weight.data.mul_(len(branches) ** (1 / (2 * branch.depth - 2)))
+                weight.data.mul_(len(branches) ** (1 / (2 * branch.degree - 2)))
     return model
 
 

@@ -16,7 +16,7 @@ from normfree.report.panels import Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
-from normfree_papers.claims.depth_curves import table
+from normfree_papers.claims.depth_curves import mean, table
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
     DEAD,
@@ -26,7 +26,6 @@ from normfree_papers.claims.seed_metrics import (
     Runs,
     accuracy,
     combined,
-    mean,
     minus,
     points_panel,
 )

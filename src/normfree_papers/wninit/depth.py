@@ -14,6 +14,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
+from normfree_papers.claims.depth_curves import mean
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     CHANCE_LINE,
@@ -25,7 +26,6 @@ from normfree_papers.claims.seed_metrics import (
     by_seed,
     combined,
     held_out,
-    mean,
     minus,
 )
 from normfree_papers.claims.shared_ranges import does_not_train, reading, trains

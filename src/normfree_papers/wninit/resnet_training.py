@@ -14,7 +14,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, rows_claim, training_claim
-from normfree_papers.claims.depth_curves import table
+from normfree_papers.claims.depth_curves import mean, table
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     QUICK_SETTINGS,
@@ -24,7 +24,6 @@ from normfree_papers.claims.seed_metrics import (
     best_rates,
     combined,
     error,
-    mean,
     minus,
 )
 from normfree_papers.claims.shared_ranges import counted_error, reading, trains

@@ -46,7 +46,7 @@ def record(folder: Path, method: str | None = None) -> dict[str, dict[str, str]]
 
 
 def freshness_of(out: Path, runs: dict[str, dict[str, str]]) -> Freshness:
-    return kept_results(out, runs)[1]
+    return kept_results(out, {"runs": runs})[1]
 
 
 def found(index: RunIndex, config: TrainConfig) -> Path | None:

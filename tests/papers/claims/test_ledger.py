@@ -24,7 +24,7 @@ from normfree_papers.claims.claim_status import (
     Entry,
     cells,
     entries,
-    number,
+    mean_text,
     origin_of,
     range_text,
     run_cells,
@@ -687,7 +687,7 @@ def test_check_says_its_range(ends: tuple[float | None, float | None], text: str
 
 
 def test_interval_of_a_percentage_is_shown_within_the_possible_range() -> None:
-    row = Row(expect("x", high=20).says("test error of x, in %", why="the text"), (6.0, 7.0, 90.0))
+    row = Row(expect("x", high=20).reading("test error of x, in %", why="the text"), (6.0, 7.0, 90.0))
     assert row.interval is not None
     assert row.interval.low < 0 < 100 < row.interval.high
-    assert number(row) == "34 [0, 100]"
+    assert mean_text(row) == "34 [0, 100]"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from normfree.methods.fixup import fused_xavier
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import SKIPS_WITHOUT_SEQUENCES, WITH_SEQUENCES, Method, register
-from normfree.methods.plain import draw_normal_, he_fan_in_
+from normfree.methods.standard_init import draw_normal_, he_fan_in_
 
 
 def _method(name: str, summary: str, reference: str) -> Method:

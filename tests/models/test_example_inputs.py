@@ -1,4 +1,4 @@
-"""Models by name, and inputs that fit them."""
+"""Inputs that fit models, and the models, by name."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normfree.models.model_and_inputs import build_by_name, random_inputs, read_batch, reads_tokens, to_device
+from normfree.models.example_inputs import build_by_name, random_inputs, read_batch, reads_tokens, to_device
 
 
 @pytest.mark.parametrize(

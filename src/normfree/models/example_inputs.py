@@ -1,6 +1,6 @@
-"""Models by name, and inputs for them: random, from a file, or from a function of the user.
+"""Example inputs of a model: random, from a file, or from a function of the user; and the models, by name.
 
-The verbs `diagnose` and `convert` of the command line use this module.
+The verbs `diagnose`, `convert` and `lr` of the command line use this module.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from normfree import theory
 from normfree.methods.initialize import InitContext, gain, standardized
 from normfree.methods.method import RESIDUAL_SUMS, SQRT_HALF, Law, Method, Rule, register
-from normfree.methods.plain import he_fan_in_
+from normfree.methods.standard_init import he_fan_in_
 from normfree.plan import Position
 
 

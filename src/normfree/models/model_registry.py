@@ -1,4 +1,4 @@
-"""The names of models: the pattern of each family of names, the meaning of its numbers, and its builder."""
+"""The registry of model families: the pattern of their names, the meaning of its numbers, and the builder."""
 
 from __future__ import annotations
 
