@@ -92,6 +92,7 @@ def test_render_page_shows_every_text_as_text() -> None:
         ("-0.5 [-0.51, -0.49], -η x - y", "−0.5 [−0.51, −0.49], −η x − y"),
         ("72.5 % of a = 2", "72.5\N{NO-BREAK SPACE}% of a =\N{NO-BREAK SPACE}2"),
         ("with `a_1 - 1e-3` < b_1", "with <code>a_1 - 1e-3</code> &lt; b<sub>1</sub>"),
+        ("`run --on ray -m a-b`", "<code>run <span>--on</span> ray <span>-m</span> a-b</code>"),
         ("he_in, fan_out, a_b_c, x_all, run/a_1", "he_in, fan_out, a_b_c, x_all, run/a_1"),
         (
             "c8740f2e0c, seed2-6e9ac1, 2026-11-16, --jobs, ` alone",

@@ -26,6 +26,7 @@ _RAISED = re.compile(r"(?<=[\w)\]>])\^(?:\(((?:[^()]|\([^()]*\))*)\)|\{([^{}]*)\
 _LOWERED = re.compile(r"(?<![\w.])(?<![^\W\d]/)([^\W\d_]|&[#\w]+;)_(?:\{([^{}]*)\}|([^\W_])(?![^\W²³]))")
 _POWER_OF_TEN = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]?)0*(\d+)(?!\w|\.\d)")  # 2.1e-06
 _MINUS = re.compile(r"(?<![\w)\]}>/-])-(?=[\dα-ωΑ-Ω√∞])|(?<=\S )-(?= \S)")  # of a number, or between two terms
+_OPTION = re.compile(r"(?<!\S)-{1,2}\w[\w-]*")  # of a command; browsers break a line after a hyphen
 _UNBROKEN = re.compile(r"(?<=\d) (?=%)|(?<=[=≈≤≥]) (?=[^\s-])")  # a line does not break at these spaces
 
 _IDS = ("all", "data", "download", "legend", "theme", "tooltip", "written")  # ids that the page itself uses
@@ -238,8 +239,13 @@ def formulas(text: str) -> str:
     if len(parts) % 2 == 0:  # a backtick without a partner
         parts = ["`".join(parts)]
     return Markup("").join(
-        Markup(f"<code>{part}</code>" if number % 2 else set_formulas(part)) for number, part in enumerate(parts)
+        Markup(f"<code>{_OPTION.sub(_unbroken, part)}</code>" if number % 2 else set_formulas(part))
+        for number, part in enumerate(parts)
     )
+
+
+def _unbroken(found: re.Match[str]) -> str:
+    return f"<span>{found[0]}</span>"
 
 
 def _plain(value: float) -> float | str:
