@@ -307,3 +307,10 @@ def test_tooltip_shows_the_name_of_a_curve_as_the_legend_does(open_file: Open, t
     tab = open_file(tmp_path / "p.html")
     tab.locator(".chart svg").press("ArrowRight")
     assert tab.locator("#tooltip .name span").inner_html() == "(1 + 1/B)<sup>B/2</sup>"
+
+
+def test_wide_pale_lines_are_explained_where_they_are(tab: Tab) -> None:
+    explained = "all => all.map(f => [f.querySelector('.band') !== null, f.querySelector('.covers').offsetHeight > 0])"
+    found = tab.locator(".panel").evaluate_all(explained)
+    assert all(band == note for band, note in found)
+    assert {note for _, note in found} == {True, False}

@@ -226,6 +226,7 @@
         name.setAttribute("y", best.y);
       }
       if (!named) drawBands(below);
+      figure.querySelector(".covers").hidden = !below.childElementCount;
       cursor = add(svg, "g", {});
       cursor.span = [margin.top, floor];
     }
