@@ -16,6 +16,7 @@ from normfree.files import (
     atomic_path,
     explain_os_errors,
     from_json_values,
+    made_folder,
     to_json_values,
     write_bytes,
     write_json,
@@ -230,3 +231,26 @@ def test_folder_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> 
     assert (tmp_path / "link").is_symlink()
     assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["new"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "link"]
+
+
+def test_made_folder_is_removed_after_an_error_if_it_is_empty(tmp_path: Path) -> None:
+    def stop(*files: Path) -> None:
+        with made_folder("the runs in", tmp_path / "a" / "b"):
+            for file in files:
+                file.touch()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stop()
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ZeroDivisionError):
+        stop(tmp_path / "a" / "file")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+    with made_folder("the runs in", tmp_path / "c"):
+        pass
+    assert (tmp_path / "c").is_dir()
+    with (
+        pytest.raises(OSError, match=r"could not write the runs in '.*file/d': "),
+        made_folder("the runs in", tmp_path / "a" / "file" / "d"),
+    ):
+        pass

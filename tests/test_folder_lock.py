@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,44 @@ def test_shared_lock_would_refuse_a_process_without_patience(tmp_path: Path, mon
         fcntl.flock(file, fcntl.LOCK_SH)
         with pytest.raises(ValueError, match="is held"), FolderLock(tmp_path).hold():
             pass
+
+
+def test_folders_without_a_file_are_removed_with_the_lock(tmp_path: Path) -> None:
+    with FolderLock(tmp_path / "a" / "b").hold(make=True):
+        assert (tmp_path / "a" / "b" / "lock").exists()
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "mine").mkdir()
+    with FolderLock(tmp_path / "mine").hold(make=True):
+        pass
+    assert list((tmp_path / "mine").iterdir()) == []  # the folder was there
+    with FolderLock(tmp_path / "runs" / "one").hold(make=True):
+        (tmp_path / "runs" / "two").mkdir()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
+    with FolderLock(tmp_path / "written").hold(make=True):
+        (tmp_path / "written" / "file").touch()
+    assert sorted(path.name for path in (tmp_path / "written").iterdir()) == ["file", "lock"]
+    with FolderLock(tmp_path / "written").hold(make=True):
+        (tmp_path / "written" / "file").unlink()
+    assert [path.name for path in (tmp_path / "written").iterdir()] == ["lock"]  # of an earlier process
+
+
+def test_process_that_waits_for_a_lock_that_is_removed_gets_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("normfree.folder_lock._PATIENCE", 10)
+    (tmp_path / "shared").mkdir()
+    first, second = FolderLock(tmp_path / "shared"), FolderLock(tmp_path / "shared")
+    entered: list[bool] = []
+
+    def wait() -> None:
+        with second.hold(make=True):
+            second.require_held()
+            entered.append(is_held(tmp_path / "shared") is True)
+
+    with first.hold(make=True):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.2)
+        assert not entered
+    waiting.join(20)
+    assert entered == [True]

@@ -19,7 +19,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,3 +288,22 @@ def explain_os_errors(what: str, path: Path, consequence: str = "") -> Iterator[
         clear = OSError(f"could not write {what} '{shown}': {reason}; {remedy}{ending}")
         clear.errno = error.errno
         raise clear from error
+
+
+@contextmanager
+def made_folder(what: str, path: Path) -> Iterator[None]:
+    """Make a folder and its parents; after an error, those that this call made and that are still empty are removed.
+
+    Raises:
+        OSError: In one sentence, if it cannot be made.
+    """
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    with explain_os_errors(what, path):
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # of a folder that is not empty
+            for folder in missing:
+                folder.rmdir()
+        raise

@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from normfree.files import OPEN_FILES, explain_os_errors
@@ -56,7 +56,8 @@ class HeldError(ValueError):
 class FolderLock:
     """The file 'lock' of a folder, with the number of the process that holds it; the lock ends with the process.
 
-    The file is never removed: otherwise two processes could each lock a file of that name.
+    The file is removed only if nothing else was written into the folder. A process that has opened it by then notices
+    that its lock guards no file: filelock tries again, and `require_held` refuses.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,6 +79,7 @@ class FolderLock:
         """
         from filelock import FileLock, Timeout  # imported here because few commands need it
 
+        missing = [path for path in (self._path, self._folder, *self._folder.parents) if not os.path.lexists(path)]
         if make:
             with explain_os_errors("the run's folder", self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -102,8 +104,19 @@ class FolderLock:
             with self._open_folder():
                 yield
         finally:
+            if make:
+                self._remove_empty(missing)
             self._held = None
             lock.release()
+
+    def _remove_empty(self, made: Sequence[Path]) -> None:
+        """Remove the lock and the folders that `hold` has made if they hold nothing else: a refused run leaves none."""
+        if self._path in made and self._held == _identity(self._path):
+            with suppress(OSError):  # of a folder that another process uses, or that is not empty
+                if os.listdir(self._folder) == [self._path.name]:
+                    self._path.unlink()
+                    for folder in made[1:]:
+                        folder.rmdir()
 
     @contextmanager
     def _open_folder(self) -> Iterator[None]:

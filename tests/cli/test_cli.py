@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -286,6 +287,22 @@ def test_paragraphs_of_the_help_are_as_wide_as_the_terminal(run: Run, monkeypatc
     out = run("reproduce", "--help")[1]
     paragraph = [line.strip() for line in out[out.index("A stored") : out.index("For example")].strip().splitlines()]
     assert min(map(len, paragraph[:-1])) > 80
+
+
+VERBS = "methods models diagnose convert lr train watch evaluate check translate continue compare tune reproduce demo"
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS.split(), "data", "data get", "data list", "data prepare"])
+def test_help_names_the_value_of_every_option_and_cuts_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run(*verb.split(), "--help")[1]
+    _, _, options = out.partition("Options ─")
+    assert "--help" in options
+    assert "<" not in options  # the types of Python, such as <int range>
+    assert max(map(len, out.splitlines())) <= 80
+    assert not re.search(r"\w…\s*│$", out, re.M)  # a word that rich has cut
 
 
 def test_traceback_is_shown_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,10 +84,20 @@ def test_render_page_shows_every_text_as_text() -> None:
     ("text", "shown"),
     [
         ("a_1 ⋯ a_m x", "a<sub>1</sub> ⋯ a<sub>m</sub> x"),
-        ("L^(-1/(2m-2)), 2^((L - 1)/2)", "L<sup>-1/(2m-2)</sup>, 2<sup>(L - 1)/2</sup>"),
-        ("(1 + 1/B)^B and 0.9^l, L^-1/2", "(1 + 1/B)<sup>B</sup> and 0.9<sup>l</sup>, L<sup>-1/2</sup>"),
-        ("J_l^i of Σ_{k<l} x_{l-1}", "J<sub>l</sub><sup>i</sup> of Σ<sub>k&lt;l</sub> x<sub>l-1</sub>"),
+        ("L^(-1/(2m-2)), 2^((L - 1)/2)", "L<sup>−1/(2m−2)</sup>, 2<sup>(L − 1)/2</sup>"),
+        ("(1 + 1/B)^B and 0.9^l, L^-1/2", "(1 + 1/B)<sup>B</sup> and 0.9<sup>l</sup>, L<sup>−1/2</sup>"),
+        ("J_l^i of Σ_{k<l} x_{l-1}", "J<sub>l</sub><sup>i</sup> of Σ<sub>k&lt;l</sub> x<sub>l−1</sub>"),
+        ("Σ 1/a_i² of ∂ℓ_{avg}", "Σ 1/a<sub>i</sub>² of ∂ℓ<sub>avg</sub>"),
+        ("2.1669e-06 [± 5e-07], 1e5", "2.1669·10<sup>−6</sup> [± 5·10<sup>−7</sup>], 10<sup>5</sup>"),
+        ("-0.5 [-0.51, -0.49], -η x - y", "−0.5 [−0.51, −0.49], −η x − y"),
+        ("72.5 % of a = 2", "72.5\N{NO-BREAK SPACE}% of a =\N{NO-BREAK SPACE}2"),
+        ("with `a_1 - 1e-3` < b_1", "with <code>a_1 - 1e-3</code> &lt; b<sub>1</sub>"),
+        ("`run --on ray -m a-b`", "<code>run <span>--on</span> ray <span>-m</span> a-b</code>"),
         ("he_in, fan_out, a_b_c, x_all, run/a_1", "he_in, fan_out, a_b_c, x_all, run/a_1"),
+        (
+            "c8740f2e0c, seed2-6e9ac1, 2026-11-16, --jobs, ` alone",
+            "c8740f2e0c, seed2-6e9ac1, 2026-11-16, --jobs, ` alone",
+        ),
     ],
 )
 def test_formulas_set_powers_and_indices(text: str, shown: str) -> None:

@@ -264,3 +264,53 @@ def test_many_curves_have_a_legend_a_section(open_file: Open, tmp_path: Path) ->
     assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 1]
     sections[1].locator(".all").click()
     assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 21]
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_names_of_levels_stay_clear_of_curves_and_of_each_other(open_file: Open, tmp_path: Path, width: int) -> None:
+    low = Curve("falls", (60.0, 99.0, 20.0), (4.0, 10.0, 100.0))
+    high = Curve("flat", (79.0, 78.0, 78.0), (4.0, 10.0, 100.0))
+    near = (ReferenceLine("linear classifier, 25.8 %", 25.8), ReferenceLine("chance, 20.0 %", 20.0))
+    over = (ReferenceLine("linear classifier, 80.5 %", 80.5),)
+    panels = tuple(
+        Panel("p", (curve,), log_y=False, log_x=True, levels=levels) for curve, levels in ((low, near), (high, over))
+    )
+    write_page(Page("t", panels=panels), tmp_path / "page.html")
+    tab = open_file(tmp_path / "page.html", width=width)
+    crossed = """all => all.map(svg => {
+        const boxes = [...svg.querySelectorAll('.level-name')].map(name => name.getBBox());
+        const path = svg.querySelector('.path'), long = path.getTotalLength();
+        const points = Array.from({length: 2000}, (_, i) => path.getPointAtLength(long * i / 2000));
+        const met = boxes.some(b => points.some(p =>
+            p.x > b.x && p.x < b.x + b.width && p.y > b.y + 2 && p.y < b.y + b.height - 2));
+        const [a, b] = boxes, apart = !b || a.y + a.height < b.y + 4 || b.y + b.height < a.y + 4;
+        return boxes.length > 0 && boxes.every(b => b.width > 50) && !met && apart;
+    })"""
+    assert tab.locator(".chart svg").evaluate_all(crossed) == [True, True]
+
+
+def test_names_in_a_legend_are_whole(open_file: Open, tmp_path: Path) -> None:
+    names = [f"compare/a-model-with-a-long-name-batchnorm-lr0.03-seed{i}-435c74fb19f6" for i in range(3)]
+    write_page(Page("t", panels=(Panel("p", tuple(Curve(name, (1.0, 2.0)) for name in names)),)), tmp_path / "p.html")
+    for width in (390, 1200):
+        entries = open_file(tmp_path / "p.html", width=width).locator(".entry span")
+        cut = (
+            "all => all.map(e => e.scrollWidth > e.clientWidth + 1 || getComputedStyle(e).textOverflow === 'ellipsis')"
+        )
+        assert entries.evaluate_all(cut) == [False] * 3
+        assert entries.all_text_contents() == names
+
+
+def test_tooltip_shows_the_name_of_a_curve_as_the_legend_does(open_file: Open, tmp_path: Path) -> None:
+    curve = Curve("(1 + 1/B)^(B/2)", (1.0, 2.0))
+    write_page(Page("t", panels=(Panel("p", (curve,)),)), tmp_path / "p.html")
+    tab = open_file(tmp_path / "p.html")
+    tab.locator(".chart svg").press("ArrowRight")
+    assert tab.locator("#tooltip .name span").inner_html() == "(1 + 1/B)<sup>B/2</sup>"
+
+
+def test_wide_pale_lines_are_explained_where_they_are(tab: Tab) -> None:
+    explained = "all => all.map(f => [f.querySelector('.band') !== null, f.querySelector('.covers').offsetHeight > 0])"
+    found = tab.locator(".panel").evaluate_all(explained)
+    assert all(band == note for band, note in found)
+    assert {note for _, note in found} == {True, False}

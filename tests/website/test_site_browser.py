@@ -119,7 +119,8 @@ def test_search_finds_a_name(site: Path, address: str, open_tab: Open, served: b
 
 def test_claims_are_filtered_by_words_and_result(open_tab: Open) -> None:
     tab = open_tab("claims/index.html")
-    shown = "() => [...document.querySelectorAll('tbody tr')].filter(r => r.offsetHeight > 0).map(r => r.innerText)"
+    after = "document.querySelectorAll('.filter ~ * tbody tr')"  # the words above are explained whatever is chosen
+    shown = f"() => [...{after}].filter(r => r.offsetHeight > 0).map(r => r.innerText)"
     everything = tab.evaluate(shown)
     assert len(everything) >= 60
     tab.locator(".filter select").select_option("fails")
@@ -151,6 +152,14 @@ def test_formulas_are_rendered(open_tab: Open) -> None:
     assert above is not None
     assert below is not None
     assert above["y"] + above["height"] <= below["y"] + 1  # numerator above the denominator: it is drawn as a formula
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_an_option_of_a_command_stands_on_one_line(open_tab: Open, width: int) -> None:
+    for path in ("commands.html", "claims/not-run.html"):
+        options = open_tab(path, width=width).locator("code .option")
+        assert options.count() > 5
+        assert set(options.evaluate_all("all => all.map(option => option.getClientRects().length)")) == {1}
 
 
 def test_colours_follow_the_system_and_the_button(open_tab: Open) -> None:

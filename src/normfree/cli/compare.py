@@ -30,29 +30,38 @@ if TYPE_CHECKING:
 def compare_methods(
     context: typer.Context,
     method: Annotated[
-        list[str] | None, typer.Option("--method", "-m", help="A method; may be repeated (default: fixup, batchnorm).")
+        list[str] | None,
+        typer.Option("--method", "-m", metavar="NAME", help="A method; may be repeated (default: fixup, batchnorm)."),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
+            metavar="NAME",
             help="A model, one per depth, or torchvision:resnet18, …; may be repeated (default: resnet8, resnet20).",
         ),
     ] = None,
-    recipe: Annotated[str, typer.Option("--recipe", help="All other settings; see normfree train --list.")] = "fashion",
+    recipe: Annotated[
+        str, typer.Option("--recipe", metavar="NAME", help="All other settings; see normfree train --list.")
+    ] = "fashion",
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated.")
     ] = None,
     lr: Annotated[
         list[float] | None,
-        typer.Option("--lr", help="A learning rate to try; the best by validation accuracy is shown. May be repeated."),
+        typer.Option(
+            "--lr",
+            metavar="RATE",
+            help="A learning rate to try; the best by validation accuracy is shown. May be repeated.",
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Number of seeds, 0, 1, 2, …")] = 1,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the runs and results.")] = Path(
         "runs/compare"
     ),
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one per CPU core).")
+        int | None,
+        typer.Option("--jobs", metavar="N", min=1, help="Runs at a time, one thread each (default: one per CPU core)."),
     ] = None,
     on: On = "local",
     cpus_per_run: CpusPerRun = None,

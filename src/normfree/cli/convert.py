@@ -33,7 +33,10 @@ def convert_model(
         str, typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME or package.module:factory.")
     ],
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="The method (default: fixup).", autocompletion=complete_method)
+        str | None,
+        typer.Option(
+            "--method", "-m", metavar="NAME", help="The method (default: fixup).", autocompletion=complete_method
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the converted model and the report.")
@@ -41,8 +44,8 @@ def convert_model(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a converted model in the folder of --out.")
     ] = False,
-    shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x224x224.")] = "",
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
+    shape: Annotated[str, typer.Option("--input", metavar="SHAPE", help="Shape of one input, such as 3x224x224.")] = "",
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
     example: Example = "",
     checkpoint: Annotated[
         Path | None,
@@ -54,7 +57,9 @@ def convert_model(
         bool,
         typer.Option("--fold-batchnorm", help="Fold batch norms into the weights; the function stays the same."),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, the noise and the gradient.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Seed of the weights, the noise and the gradient.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     plugin: Plugins = None,
 ) -> None:

@@ -42,6 +42,7 @@ def diagnose_model(
         typer.Option(
             "--method",
             "-m",
+            metavar="NAME",
             help="A method (default: fixup), for normfree's own models only; repeat it to compare methods.",
             autocompletion=complete_method,
         ),
@@ -50,11 +51,14 @@ def diagnose_model(
         str,
         typer.Option(
             "--input",
+            metavar="SHAPE",
             help="Shape of one input, such as 3x224x224, or the length of a sequence. Default: the shape that a model "
             "by name is made for or a run was trained on, and 3x224x224 for other models.",
         ),
     ] = "",
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs: N(0, 1) noise or random tokens.")] = 8,
+    batch: Annotated[
+        int, typer.Option("--batch", metavar="N", min=1, help="Number of inputs: N(0, 1) noise or random tokens.")
+    ] = 8,
     example: Example = "",
     data: Annotated[
         Path | None,
@@ -70,12 +74,14 @@ def diagnose_model(
         typer.Option("--checkpoint", metavar="FILE", help="Weights to load: a .safetensors file of a state_dict."),
     ] = None,
     out: Annotated[
-        list[Path] | None, typer.Option("--out", "-o", help="Write .html, .png, .svg or .json; may be repeated.")
+        list[Path] | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write .html, .png, .svg or .json; may be repeated."),
     ] = None,
     fail_on: Annotated[
         str,
         typer.Option(
             "--fail-on",
+            metavar="WORD",
             help="Exit with 1 at this verdict or worse: growing, drifting, vanishing, exploding, faulty, dead branch. "
             "A single block that differs from the others counts as growing, from tenfold on as exploding or vanishing. "
             "If the input is not finite, the exit status is always 1.",
@@ -85,13 +91,16 @@ def diagnose_model(
         str,
         typer.Option(
             "--widths",
+            metavar="N,N,…",
             help="A coordinate check instead: train the model for 4 steps at these widths, such as 64,128,256, and "
             "compare how far its activations move. MODEL has {} in place of the width: resmlp-8-{}.",
         ),
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
     device: Annotated[str, DEVICE] = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, the noise and the gradient.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Seed of the weights, the noise and the gradient.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plugin: Plugins = None,
     trust: Trust = False,

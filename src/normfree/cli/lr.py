@@ -36,14 +36,15 @@ def find_rate(
         typer.Option(
             "--method",
             "-m",
+            metavar="NAME",
             help="The method (default: fixup for normfree's models; another package's model stays as it is). With a "
             "method, another package's model is converted.",
             autocompletion=complete_method,
         ),
     ] = "",
-    shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x64x64.")] = "",
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs in a batch.")] = 16,
-    count: Annotated[int, typer.Option("--batches", min=1, help="Number of batches.")] = 8,
+    shape: Annotated[str, typer.Option("--input", metavar="SHAPE", help="Shape of one input, such as 3x64x64.")] = "",
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of inputs in a batch.")] = 16,
+    count: Annotated[int, typer.Option("--batches", metavar="N", min=1, help="Number of batches.")] = 8,
     example: Example = "",
     data: Annotated[
         Path | None,
@@ -54,8 +55,8 @@ def find_rate(
             "into batches.",
         ),
     ] = None,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, adam or adamw.")] = "sgd",
-    momentum: Annotated[float, typer.Option("--momentum", help="Momentum of sgd.")] = 0.9,
+    optimizer: Annotated[str, typer.Option("--optimizer", metavar="NAME", help="sgd, adam or adamw.")] = "sgd",
+    momentum: Annotated[float, typer.Option("--momentum", metavar="NUMBER", help="Momentum of sgd.")] = 0.9,
     clip: Annotated[
         float | None,
         typer.Option(
@@ -64,10 +65,12 @@ def find_rate(
             help="Adaptive gradient clipping at this ratio, as clip=agc with clip_at=RATIO in train; none by default.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw the losses, .png or .svg.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Draw the losses, .png or .svg.")
+    ] = None,
     device: Annotated[str, DEVICE] = "auto",
     seed: Annotated[
-        int, typer.Option("--seed", help="Seed of the weights, the noise, and the orders of the batches.")
+        int, typer.Option("--seed", metavar="N", help="Seed of the weights, the noise, and the orders of the batches.")
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     plugin: Plugins = None,

@@ -89,7 +89,7 @@ GpusPerRun = Annotated[
     typer.Option(
         "--gpus-per-run",
         metavar="N",
-        help="GPUs of each run on a cluster, or a share such as 0.25 (default: 1 with --set device=cuda, else 0).",
+        help="GPUs of each run on a cluster, or a share such as 0.25 (default: 1 if the device is cuda, else 0).",
     ),
 ]
 

@@ -21,7 +21,9 @@ def reproduce_claims(
     listing: Annotated[bool, typer.Option("--list", help="List all claims with their status.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Train small networks; minutes on a CPU.")] = False,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", metavar="N", min=1, help="Number of seeds, 0, 1, 2, …")
+    ] = None,
     data: Annotated[Path, typer.Option("--data-dir", "--data", metavar="DIR", help="Folder of the data sets.")] = Path(
         ".data"
     ),
@@ -29,7 +31,9 @@ def reproduce_claims(
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", help="Where to run: cpu, cuda, …; at full scale, training starts only with this or --only."
+            "--device",
+            metavar="NAME",
+            help="Where to run: cpu, cuda, …; at full scale, training starts only with this or --only.",
         ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure also claims with a stored result.")] = False,
@@ -37,7 +41,7 @@ def reproduce_claims(
         list[str] | None, typer.Option("--only", metavar="TEXT", help="Train only runs with this in their name.")
     ] = None,
     kept: Annotated[bool, typer.Option("--kept", help="Train nothing; judge by the stored runs.")] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Training runs at a time.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="Training runs at a time.")] = None,
     on: On = "local",
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = None,

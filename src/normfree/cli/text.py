@@ -20,9 +20,12 @@ _CHUNK = 512  # lines that are translated together
 
 def translate_lines(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on pairs.")],
-    beam: Annotated[int | None, typer.Option("--beam", min=1, help="Beam size (default: the run's).")] = None,
+    beam: Annotated[
+        int | None, typer.Option("--beam", metavar="N", min=1, help="Beam size (default: the run's).")
+    ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", help="0 favours short translations (default: the run's).")
+        float | None,
+        typer.Option("--length-penalty", metavar="NUMBER", help="0 favours short translations (default: the run's)."),
     ] = None,
     device: Annotated[str, DEVICE] = "auto",
     plugin: Plugins = None,
@@ -53,16 +56,19 @@ def translate_lines(
 
 def continue_lines(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on text.")],
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum number of subwords to add to a line.")] = 100,
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", min=1, help="Maximum number of subwords to add to a line.")
+    ] = 100,
     temperature: Annotated[
         float,
         typer.Option(
             "--temperature",
+            metavar="NUMBER",
             min=0.0,
             help="1 samples from the model; lower values prefer likely words; 0 takes the likeliest.",
         ),
     ] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the samples.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the samples.")] = 0,
     device: Annotated[str, DEVICE] = "auto",
     plugin: Plugins = None,
 ) -> None:

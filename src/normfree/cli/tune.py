@@ -47,7 +47,7 @@ def tune_settings(
             "method=fixup,batchnorm; may be repeated.",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of trials in all.")] = 50,
+    trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, help="Number of trials in all.")] = 50,
     model: ModelName = None,
     method: MethodName = None,
     data: Annotated[
@@ -66,13 +66,23 @@ def tune_settings(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the search and its runs.")] = Path(
         "runs/tune"
     ),
-    metric: Annotated[str, typer.Option("--metric", help="The validation score: accuracy or loss.")] = "accuracy",
-    sampler: Annotated[str, typer.Option("--sampler", help="How values are chosen: tpe, random or grid.")] = "tpe",
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="The validation score: accuracy or loss.")
+    ] = "accuracy",
+    sampler: Annotated[
+        str, typer.Option("--sampler", metavar="NAME", help="How values are chosen: tpe, random or grid.")
+    ] = "tpe",
     pruner: Annotated[
-        str, typer.Option("--pruner", help="How trials with low scores are stopped early: median, hyperband or none.")
+        str,
+        typer.Option(
+            "--pruner", metavar="NAME", help="How trials with low scores are stopped early: median, hyperband or none."
+        ),
     ] = "median",
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Trials at a time, one thread each (default: 1 per CPU core).")
+        int | None,
+        typer.Option(
+            "--jobs", metavar="N", min=1, help="Trials at a time, one thread each (default: one per CPU core)."
+        ),
     ] = None,
     on: On = "local",
     cpus_per_run: CpusPerRun = None,

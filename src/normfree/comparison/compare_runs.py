@@ -17,7 +17,7 @@ import torch
 
 from normfree.comparison.comparison_result import ComparedRun, Comparison
 from normfree.comparison.run_executor import LOCAL, Reports, RunExecutor, choose_executor, summarize_reports
-from normfree.files import explain_os_errors, to_json_values
+from normfree.files import made_folder, to_json_values
 from normfree.folder_lock import is_held
 from normfree.graph.discovery import discover
 from normfree.methods import get
@@ -104,11 +104,10 @@ def compare(
         for lr in rates
         for seed in dict.fromkeys(seeds)
     ]
-    with explain_os_errors("the runs in", out):
-        out.mkdir(parents=True, exist_ok=True)
     place = out if on == LOCAL else out.absolute()
     tasks = [RunTask(config, place / folder_name(config)) for config in configs]
-    runs, signal = _train_missing(tasks, depths, executor, progress)
+    with made_folder("the runs in", out):
+        runs, signal = _train_missing(tasks, depths, executor, progress)
     order = {task.folder.name: number for number, task in enumerate(tasks)}
     settings = {key: value for key, value in asdict(base).items() if key not in {*VARIED, *NOT_IN_FINGERPRINT}}
     return Comparison(

@@ -134,7 +134,7 @@ def panel(comparison: Comparison) -> Panel:
         f"accuracy of {next(iter(shapes))} against depth" if len(shapes) == 1 else "accuracy against depth",
         [curve(name, [p.depth for p in g], g) for name, g in groups.items()],
         "layers",
-        _caption(comparison) + (" × marks them." if any(p.diverged for p in points) else ""),
+        _caption(comparison) + (" × marks diverged runs." if any(p.diverged for p in points) else ""),
     )
 
 

@@ -23,7 +23,11 @@ from normfree.report.tables import Link, Rating, Table
 
 # A power such as L^(-1/2) or 0.9^l, and an index such as a_1 or Σ_{k<l}; a name such as he_in has neither.
 _RAISED = re.compile(r"(?<=[\w)\]>])\^(?:\(((?:[^()]|\([^()]*\))*)\)|\{([^{}]*)\}|(-?\d+/\d+|-?\w+))")
-_LOWERED = re.compile(r"(?<![\w/.])([^\W\d_]|&[#\w]+;)_(?:\{([^{}]*)\}|(\w)(?!\w))")
+_LOWERED = re.compile(r"(?<![\w.])(?<![^\W\d]/)([^\W\d_]|&[#\w]+;)_(?:\{([^{}]*)\}|([^\W_])(?![^\W²³]))")
+_POWER_OF_TEN = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]?)0*(\d+)(?!\w|\.\d)")  # 2.1e-06
+_MINUS = re.compile(r"(?<![\w)\]}>/-])-(?=[\dα-ωΑ-Ω√∞])|(?<=\S )-(?= \S)")  # of a number, or between two terms
+_OPTION = re.compile(r"(?<!\S)-{1,2}\w[\w-]*")  # of a command; browsers break a line after a hyphen
+_UNBROKEN = re.compile(r"(?<=\d) (?=%)|(?<=[=≈≤≥]) (?=[^\s-])")  # a line does not break at these spaces
 
 _IDS = ("all", "data", "download", "legend", "theme", "tooltip", "written")  # ids that the page itself uses
 
@@ -207,20 +211,41 @@ def _mode(path: Path) -> int:
 
 
 def set_formulas(text: str) -> str:
-    """Set the powers and indices in a text that is HTML or Markdown already.
+    """Set the powers, indices, powers of ten and minus signs in a text that is HTML or Markdown already.
 
-    >>> set_formulas("a_1 and L^(-1/2), but he_in")
-    'a<sub>1</sub> and L<sup>-1/2</sup>, but he_in'
+    >>> set_formulas("a_1 and L^(-1/2), but he_in; 2.1e-06 - 3")
+    'a<sub>1</sub> and L<sup>−1/2</sup>, but he_in; 2.1·10<sup>−6</sup> − 3'
     """
-    lowered = _LOWERED.sub(lambda m: f"{m[1]}<sub>{m[2] or m[3]}</sub>", text)
-    return _RAISED.sub(lambda m: f"<sup>{m[1] or m[2] or m[3]}</sup>", lowered)
+    text = _POWER_OF_TEN.sub(_power_of_ten, _UNBROKEN.sub("\N{NO-BREAK SPACE}", text))
+    text = _LOWERED.sub(lambda m: f"{m[1]}<sub>{_minus(m[2] or m[3])}</sub>", text)
+    text = _RAISED.sub(lambda m: f"<sup>{_minus(m[1] or m[2] or m[3])}</sup>", text)
+    return _MINUS.sub("−", text)
+
+
+def _power_of_ten(found: re.Match[str]) -> str:
+    lead = "" if found[1] == "1" else f"{found[1]}·"
+    return f"{lead}10<sup>{_minus(found[2].strip('+'))}{found[3]}</sup>"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")
 
 
 def formulas(text: str) -> str:
-    """Escape a text for a page, and set its powers and indices."""
+    """Escape a text for a page, set its formulas, and set what stands between backticks as code."""
     from markupsafe import Markup, escape
 
-    return Markup(set_formulas(str(escape(text))))
+    parts = str(escape(text)).split("`")
+    if len(parts) % 2 == 0:  # a backtick without a partner
+        parts = ["`".join(parts)]
+    return Markup("").join(
+        Markup(f"<code>{_OPTION.sub(_unbroken, part)}</code>" if number % 2 else set_formulas(part))
+        for number, part in enumerate(parts)
+    )
+
+
+def _unbroken(found: re.Match[str]) -> str:
+    return f"<span>{found[0]}</span>"
 
 
 def _plain(value: float) -> float | str:

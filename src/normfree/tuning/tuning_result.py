@@ -125,7 +125,7 @@ def table(tuning: Tuning) -> Table:
     )
     counts = [f"{sum(t.status == status for t in tuning.trials)} {status}" for status in _statuses(tuning)]
     more = f" The {_SHOWN} best are shown." if len(ranked) > _SHOWN else ""
-    caption = f"{', '.join(counts)}.{more} The best is chosen by validation {tuning.metric}; the test data are unused."
+    caption = f"{', '.join(counts)}.{more} The best is chosen by validation {tuning.metric} alone."
     return Table(f"{tuning.finished} of {tuning.total} trials", columns, rows, caption=caption)
 
 

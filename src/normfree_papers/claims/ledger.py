@@ -145,7 +145,7 @@ def _runs(entry: Entry, out: Path, folder: Path) -> list[Table]:
 def _missing_runs(entry: Entry) -> list[Table]:
     """The table of missing training runs with their commands, if there are any."""
     rows = tuple(
-        (name, rough_duration(seconds), command_of(entry.claim, entry.planned["scale"], name))
+        (name, rough_duration(seconds), code(command_of(entry.claim, entry.planned["scale"], name)))
         for name, seconds in entry.missing_runs.items()
     )
     title = f"{len(rows)} training run{'s' if len(rows) > 1 else ''} not made"
@@ -282,7 +282,7 @@ class _Writer:
             command = f"normfree train --config {self._out.resolve().name}/runs/RUN/{_FILES['configuration']}"
             yield f"One is made again from its configuration by {code(command)}."
         for table in _missing_runs(entry):
-            rows = tuple((escape(name), time, code(command)) for name, time, command in table.rows)
+            rows = tuple((escape(name), time, command) for name, time, command in table.rows)
             yield _folded(table.title, Table("", table.columns, rows))
 
     def _provenance(self, entry: Entry, result: Result) -> str:
@@ -333,7 +333,7 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
             sections.append(Section(title, (counts_of(of).capitalize() + ".", *drawn), name=title))
             sections += [_section(entry, Path(out), Path(folder)) for entry in of]
     left = [(entry, what) for entry in found if (what := not_run_of(entry)) is not None]
-    rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim)) for e, what in left)
+    rows = tuple((e.claim.id, e.claim.where, *what, code(command_of(e.claim))) for e, what in left)
     columns = tuple(map(Column, ("claim", "where", "not run", "about", "command")))
     if rows:
         sections.append(Section("What was not run", tables=(Table("", columns, rows),), name="not run"))
@@ -343,7 +343,7 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
         summary=(_words("What the words mean"),),
         cards=tuple(_card(entry) for entry in found),
         sections=tuple(sections),
-        notes=("Made from the results by: normfree reproduce --write claims.html",),
+        notes=("Made from the results by: `normfree reproduce --write claims.html`",),
     )
 
 
@@ -358,12 +358,14 @@ def _section(entry: Entry, out: Path, folder: Path) -> Section:
     text = [claim.statement, f"The paper: {claim.paper_value}" if claim.paper_value else "", f"Measured: {claim.how}"]
     text += [f"{name}: {words}" for name, words in limits_of(entry).items()]
     if left := not_run_of(entry):
-        text.append(f"Not run: {left[0]}, about {left[1]}: {command_of(claim)}")
+        text.append(f"Not run: {left[0]}, about {left[1]}: {code(command_of(claim))}")
     if result is None:
         return Section(title, tuple(filter(None, text)), name=claim.id)
     text += [f"Error in the paper: {erratum}" for erratum in entry.judgement.errata]
     text += [f"Note: {note}" for note in result.get("notes", [])]
-    text.append("From " + " · ".join(f"{key} {value}" for key, value in origin_of(result).items() if value))
+    origin = origin_of(result)
+    parts = [code(origin.pop("command")), *(f"{key} {value}" for key, value in origin.items() if value)]
+    text.append("From " + " · ".join(parts))
     more = [*tables_of(result), *_runs(entry, out, folder), *_missing_runs(entry)]
     return Section(
         title,

@@ -234,7 +234,7 @@ def thm1(settings: Settings) -> Measurement:
     id="fixup/thm2",
     where="Theorem 2",
     statement="The gradient of a positively homogeneous set of parameters is at least (loss - entropy)/norm.",
-    paper_value="‖∂ℓ_avg/∂θ‖ ≥ G(θ), and E[G] ≥ (E[max z] - log c)/‖θ‖",
+    paper_value="‖∂ℓ_{avg}/∂θ‖ ≥ G(θ), and E[G] ≥ (E[max z] - log c)/‖θ‖",
     how="Gradients of stem, classifier and every projection with a layer of its branch in wide ResNets (as for Theorem "
     "1) beside both bounds; the second over 100 draws of the classifier.",
     cost=Cost(quick_seconds=4, full_seconds=25),

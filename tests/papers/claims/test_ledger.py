@@ -539,7 +539,7 @@ def test_page_has_a_card_and_a_section_a_claim(tmp_path: Path) -> None:
         "The paper: 1",
         "Measured: By looking.",
         "Planted errors: not yet tested",
-        "Not run: all, about 2 h on one H200: normfree reproduce fixup/gone --device cuda",
+        "Not run: all, about 2 h on one H200: `normfree reproduce fixup/gone --device cuda`",
     )
     assert [row[0] for row in made.sections[-1].tables[0].rows] == ["fixup/gone", "fixup/quick"]
 
@@ -572,7 +572,7 @@ def test_page_leads_to_the_json_the_runs_and_the_reasons(tmp_path: Path) -> None
     assert [[link.text for link in row] for row in table.links] == [["result", "configuration", "metrics"], []]
     assert table.links[0][1].href == f"../results/runs/{FOLDER}/config.toml"
     left = next(table for table in section.tables if table.title == "1 training run not made")
-    assert left.rows == (("second", "2 h", "normfree reproduce fixup/fake --only second --device cuda"),)
+    assert left.rows == (("second", "2 h", "`normfree reproduce fixup/fake --only second --device cuda`"),)
     (reasons,) = section.folded
     assert reasons.rows[0] == ("one is about 1", "it is 1", "one")
     (words,) = made.summary

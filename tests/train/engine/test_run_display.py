@@ -14,6 +14,7 @@ import pytest
 import normfree as nf
 from compared_runs import differences
 from normfree.report import terminal
+from normfree.report.page import render_page
 from normfree.train import RunFolder, Snapshot
 from normfree.train.engine import loop as engine
 from normfree.train.engine import run_display
@@ -141,6 +142,22 @@ def test_page_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytes
     seconds = time.perf_counter() - began
     # The first and the last page are always written; others only after 100 times the time of one.
     assert 2 <= len(written) <= 3 + seconds / 0.1
+
+
+def test_page_follows_a_slow_first_page_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    often(monkeypatch)
+    monkeypatch.setattr(run_display, "_SHARE", 0.01)
+    written = []
+
+    def slow(page: Any) -> str:
+        written.append(page)
+        if len(written) == 1:
+            time.sleep(0.5)  # as the imports do on a busy machine
+        return render_page(page)
+
+    monkeypatch.setattr(run_display, "render_page", slow)
+    fit(tmp_path, epochs=8)
+    assert len(written) > 2  # the first, some while it trains, the last
 
 
 @pytest.mark.parametrize("what", ["run_page", "write_text", "render_page", "describe_run"])

@@ -74,8 +74,9 @@ def test_new_run_makes_its_folder(tmp_path: Path) -> None:
     with run.hold() as held:
         assert held is run
         assert not run.exists
-    assert os.listdir(run.path) == ["lock"]
-    with run.hold():  # a run that ended before it began is none
+        assert os.listdir(run.path) == ["lock"]
+    assert not (tmp_path / "deep").exists()  # a run that ended before it began is none
+    with run.hold():
         run.append({"step": 0})
     assert (run.exists, run.status) == (True, "unfinished")
 

@@ -171,7 +171,7 @@
       const y = log ? { ticks: logTicks(low, high, count) } : linearTicks(low, high, count);
       const labels = log ? logLabels(y.ticks) : linearLabels(y.ticks, y.step);
       const letters = Math.max(...labels.map(([text, power]) => 7.6 * text.length + 5.8 * (power || "").length));
-      const margin = { left: Math.min(letters + 10, 90), right: 14, top: 8, bottom: 26 };
+      const margin = { left: Math.min(letters + 10, 90), right: 14, top: panel.levels.length ? 20 : 8, bottom: 26 }; // a name may stand above its level
       const tall = height - margin.top - margin.bottom;
       const ticks = named ? layNames(width - margin.left - margin.right) : null;
       if (named) [margin.left, margin.bottom] = [Math.max(margin.left, ticks.left), ticks.bottom];
@@ -213,13 +213,37 @@
         drawn.push(drawCurve(curve, heights[c], (v) => toX(v) + aside, toY, place));
       });
       drawn = drawn.filter((curve) => curve.points.length);
-      for (const level of levels) { // over the curves, which would cross out the names
-        const x = panel.log_x ? end - 0.1 * inner : end, y = toY(place(level.value)) + 13;
-        add(svg, "text", { class: "level-name", x, y, "text-anchor": "end" }, level.name);
+      const taken = []; // the places of the names of levels, which stand over the curves
+      for (const level of levels) {
+        const y = toY(place(level.value)), others = levels.filter((other) => other !== level).map((other) => toY(place(other.value)));
+        const name = add(svg, "text", { class: "level-name" }, level.name), long = name.getComputedTextLength();
+        const right = (panel.log_x ? end - 0.1 * inner : end) - long, left = margin.left + 0.1 * inner;
+        const spots = [13, -5].flatMap((aside) => [right, (right + left) / 2, left].map((x) => ({ x, y: y + aside, long })));
+        const hits = spots.map((spot) => crossings(spot, taken, others) + 100 * (spot.y + 3 > floor));
+        const best = spots[hits.indexOf(Math.min(...hits))];
+        taken.push(best);
+        name.setAttribute("x", best.x);
+        name.setAttribute("y", best.y);
       }
       if (!named) drawBands(below);
+      figure.querySelector(".covers").hidden = !below.childElementCount;
       cursor = add(svg, "g", {});
       cursor.span = [margin.top, floor];
+    }
+
+    // How much of the curves, other levels and other names lies where a name would stand.
+    function crossings(spot, taken, others) {
+      const inside = (x, y) => x > spot.x - 3 && x < spot.x + spot.long + 3 && y > spot.y - 11 && y < spot.y + 5;
+      const over = (other) => inside(Math.max(spot.x, Math.min(other.x, spot.x + spot.long)), other.y - 4) && other.x < spot.x + spot.long && other.x + other.long > spot.x;
+      let count = 50 * taken.filter(over).length + 20 * others.filter((y) => inside(spot.x, y)).length;
+      for (const { points } of drawn) {
+        const steps = named || points.length > 100 ? 1 : 12;
+        points.forEach((p, k) => {
+          const q = named ? p : points[k + 1] ?? p;
+          for (let s = 0; s < steps; s++) count += inside(p.x + ((q.x - p.x) * s) / steps, p.y + ((q.y - p.y) * s) / steps);
+        });
+      }
+      return count;
     }
 
     function drawNumbers(toX, inner, floor) {
@@ -339,7 +363,7 @@
       for (const pair of together) {
         const row = add(tooltip, "div", { class: "name" });
         add(row, "i", { class: `dot ${pair.other.style}` });
-        add(row, "span", {}, pair.other.curve.name);
+        row.append(legend.label(pair.other.curve.name));
         const { values, spread, crossed } = pair.other.curve, i = pair.point.i;
         const half = spread[i] > 0 ? ` ± ${compact(spread[i])}` : "";
         add(row, "b", {}, compact(values[i]) + half + (crossed.has(i) ? " ×" : ""));
@@ -462,7 +486,8 @@
     // The classes of an entry hold the colour and the dash.
     const look = (name) => [...entries.get(name).classList].filter((word) => word !== "entry").join(" ");
     const shape = (name, size) => entries.get(name).dataset.shape.replace(/-?\d*\.?\d+/g, (number) => ` ${size * number}`);
-    const self = { node, hidden, look, shape, update };
+    const label = (name) => entries.get(name).querySelector("span").cloneNode(true);
+    const self = { node, hidden, look, shape, label, update };
     return self;
   }
 

@@ -100,6 +100,7 @@ class RunDisplay:
                 self._read_earlier(self._folder)
         self._began = time.perf_counter()
         self._write_page()
+        self._page_seconds = 0.0  # of the imports of the first page, which no other page repeats
 
     def _read_earlier(self, folder: RunFolder) -> None:
         """Read what earlier processes of the run have written."""
