@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normfree.arguments import check_arguments, check_call
 from normfree.diagnostics.fault_localization import look_again
 from normfree.diagnostics.findings import SEVERITY, SignalStatus
 from normfree.diagnostics.growth import Direction
@@ -160,6 +161,8 @@ def diagnose(
     >>> diagnose(build("resnet56", "he_in"), images).verdict.status
     'exploding'
     """
+    check_arguments(model=model, inputs=inputs, loss=loss, plan=plan)
+    check_call(model, *call_arguments(inputs))
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     parts = parts_of(model)
     if not signal.unmeasured and not any(map(is_sharded, parts.parameters.values())):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
+from normfree.arguments import check_arguments
 from normfree.errors import unknown_name
 from normfree.nn.normalizers import ActivationName, NormName
 from normfree.nn.weight_layers import WeightKind
@@ -272,6 +273,7 @@ def register(method: _T) -> _T:
     Raises:
         ValueError: If the name is taken or not an identifier.
     """
+    check_arguments(registered=method)
     factory: Factory = (lambda: method) if isinstance(method, Method) else method
     name = factory().name
     if name in _FACTORIES:
@@ -313,6 +315,7 @@ def get(spec: str | Method) -> Method:
     """
     if isinstance(spec, Method):
         return spec
+    check_arguments(method=spec)
     name, options = parse_spec(spec)
     return replace(_FACTORIES[name](**options), options=options)
 

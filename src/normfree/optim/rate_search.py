@@ -18,10 +18,11 @@ from typing import Any
 
 from torch import nn
 
+from normfree.arguments import check_arguments, check_call
 from normfree.diagnostics.propagation import Loss
 from normfree.methods import Method
 from normfree.models.model_and_inputs import to_device
-from normfree.nn.model_state import preserve_model_state
+from normfree.nn.model_state import call_arguments, preserve_model_state
 from normfree.optim.groups import param_groups
 from normfree.optim.rate_trials import (
     OPTIMIZERS,
@@ -217,6 +218,7 @@ def find_lr(
     >>> found.bounds[0], found.suggestion < 1  # the loss is w², whose second derivative is 2
     (1.0, True)
     """
+    check_arguments(model=model, batches=batches, loss=loss, plan=plan, weight_decay=weight_decay)
     if not 0 < low < high < math.inf or steps < 10 or min(runs, check, max_batches) < 1:
         raise ValueError(
             "expected 0 < low < high, at least 10 steps, and at least 1 run, check step and batch, got "
@@ -224,14 +226,19 @@ def find_lr(
         )
     if not 0 <= momentum < 1:
         raise ValueError(f"expected a momentum of at least 0 and below 1, got {momentum:g}; 0.9 is usual")
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        raise ValueError(f"expected optimizer to be {', '.join(OPTIMIZERS)} or a function, got '{optimizer}'")
+    if not callable(optimizer) and optimizer not in OPTIMIZERS:
+        raise ValueError(
+            f"expected optimizer to be {', '.join(OPTIMIZERS)} or a function, got {optimizer!r}; 'sgd' is the default"
+        )
     learning = [p for p in model.parameters() if p.requires_grad]
     if not learning:
         raise ValueError(f"expected a model with parameters that learn, got {type(model).__name__} with none")
     found = [as_pair(to_device(batch, learning[0].device)) for batch in islice(batches, max_batches)]
     if not found:
         raise ValueError("expected at least one batch, got none; pass a list of (inputs, targets), or a DataLoader")
+    for inputs, _ in found:
+        check_arguments(inputs=inputs)
+        check_call(model, *call_arguments(inputs))
 
     def groups() -> Groups:
         if method is None and remembered_method(model) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from normfree.data import ImageSet, load
+from normfree.errors import wrong_argument
 from normfree.train.config import TrainConfig
 from normfree.train.engine.data_interface import FOLDER, PAIRS, TEXT, Data
 from normfree.train.image_data import FolderImages, MemoryImages
@@ -36,6 +37,12 @@ def as_data(given: ImageSet | Prepared) -> Data:
     """Wrap data that a caller passes to `fit`."""
     if isinstance(given, ImageSet):
         return MemoryImages(given)
-    from normfree.train.text.text_data import TextData  # imported here because images do not need it
+    from normfree.data.text.prepared_folder import Prepared  # imported here because images do not need it
+    from normfree.train.text.text_data import TextData
 
+    if not isinstance(given, Prepared):
+        remedy = (
+            "make one by normfree.data.image_set, name stored data as in data='cifar10', or train in a loop of your own"
+        )
+        raise wrong_argument("data", "an ImageSet or prepared text", given, remedy)
     return TextData(given)

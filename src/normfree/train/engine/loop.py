@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from normfree.arguments import check_arguments
 from normfree.data import ImageSet
 from normfree.files import explain_os_errors
 from normfree.plan import ResidualPlan
@@ -87,6 +88,7 @@ def fit(
         ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
         OSError: If the folder cannot be written.
     """
+    check_arguments(config=config)
     done = (RunFolder(out).saved_step or 0) if resume and out is not None else 0
     with (
         RunDisplay(config.model, progress, page=picture, done=done) as display,
@@ -96,10 +98,7 @@ def fit(
 
 
 class Trainer:
-    """A run in progress: its setup, its counters, and its folder.
-
-    The folder is None for a run that is not saved, and in all processes but the first.
-    """
+    """A run in progress. Its folder is None if the run is not saved, and in all processes but the first."""
 
     def __init__(self, setup: TrainSetup, display: RunDisplay, on_epoch: OnEpoch | None = None) -> None:
         self.setup, self.folder, self.config, self.data = setup, setup.folder, setup.config, setup.data

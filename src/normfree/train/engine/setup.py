@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from normfree.arguments import check_arguments
 from normfree.data import ImageSet
 from normfree.errors import require_package
 from normfree.models import BaseModel
@@ -156,6 +157,7 @@ def open_run(
     `fit`.
     """
     started = time.perf_counter()
+    check_arguments(plan=plan, **{} if model is None else {"model": model})
     device = device_of(config.device)
     if config.tensorboard:
         require_package("tensorboard", "tensorboard=true")
