@@ -172,9 +172,11 @@ def test_result_is_shown_and_drawn(tmp_path: Path) -> None:
     found = find_lr(Quadratic(), [(torch.ones(1), None)], value, momentum=0.0, steps=40, runs=2)
     assert repr(found).startswith("RateSearch(")
     assert len(repr(found)) < 80
-    assert f"learning rate {found.suggestion:.3g}: 20 steps lowered the loss from 2.62 " in str(found)
-    assert "The curvature at the start allows 0.5 to 0.5" in str(found)
-    assert f"<b>learning rate {found.suggestion:.3g}</b>" in found._repr_html_()
+    rate = f"learning rate {found.suggestion:.3g} for sgd without momentum"
+    assert f"{rate}: 20 steps at this rate lowered the loss from 2.62 " in str(found)
+    assert "The curvature at the start allows rates up to 0.5." in str(found)
+    assert "from 2 orders of the batches." in str(found)
+    assert f"<b>{rate}</b>" in found._repr_html_()
     assert found.save(tmp_path / "rate.svg").read_text(encoding="utf-8").count("suggested rate") >= 1
     assert set(found.to_json()) >= {"suggestion", "interval", "bounds", "losses"}
 

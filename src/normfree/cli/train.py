@@ -268,7 +268,7 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
         return
     if result.status == "interrupted":
         name = signal.Signals(result.signal).name if result.signal else "a signal"
-        say(f"stopped by {name}; continue with: normfree train --resume {folder}", "yellow")
+        say(f"stopped by {name}; continue with: normfree train --resume {shlex.quote(str(folder))}", "yellow")
         return
     if result.guesses and result.judged is not None:
         name, (loss, _) = result.judged
@@ -300,8 +300,8 @@ def _print_dry_run(config: TrainConfig, out: Path | None, *, overwrite: bool, as
 
     if out is not None and RunFolder(out).has_begun and not overwrite:
         raise ValueError(
-            f"expected a folder without a run, but '{out}' holds one; continue it with --resume, replace it with "
-            "--overwrite, or choose another folder"
+            f"expected a folder without a run, but '{out}' holds one; continue it with normfree train --resume "
+            f"{shlex.quote(str(out))}, replace it with --overwrite, or choose another folder"
         )
     try:
         with progress(f"{config.model}, steps", show=show) as update:

@@ -16,7 +16,7 @@ from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ADDITIONS, MATRIX_PRODUCTS, OTHER_SUMS, RECURRENT, REDUCTIONS, VIEWS
 from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.methods import Method
-from normfree.methods.method import ONE
+from normfree.methods.method import ONE, short_spec
 from normfree.nn.weight_layers import WEIGHT_LAYERS, cannot_reparametrize
 from normfree.plan import Branch, Layer, ResidualPlan, unwrapped
 
@@ -92,7 +92,7 @@ def _cannot_convert_by(method: Method) -> str | None:
     if (change := next((change for change, needed in changes.items() if needed), None)) is None:
         return None
     return (
-        f"method '{method.spec}' {change}, which cannot be done without rewriting the model's code; "
+        f"method '{short_spec(method.spec)}' {change}, which cannot be done without rewriting the model's code; "
         "build a normfree model with it instead"
     )
 

@@ -61,6 +61,7 @@ class RateSearch:
         after: That loss after `check` steps at the suggested rate, for each order of the batches.
         check: The number of these steps.
         notes: What you should know about the numbers.
+        optimizer: The optimizer that the rate is for.
     """
 
     suggestion: float
@@ -73,6 +74,7 @@ class RateSearch:
     after: tuple[float, ...]
     check: int
     notes: tuple[str, ...] = ()
+    optimizer: str = "sgd"
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data; numbers may be infinite."""
@@ -115,11 +117,11 @@ class RateSearch:
 
     def __repr__(self) -> str:
         low, high = map(compact, self.interval)
-        return f"RateSearch({compact(self.suggestion)}, runs from {low} to {high})"
+        return f"RateSearch({compact(self.suggestion)} for {self.optimizer}, runs from {low} to {high})"
 
     def __str__(self) -> str:
         """Return the number, its spread and what it means, as sentences."""
-        return " ".join((f"learning rate {compact(self.suggestion)}:", *self._sentences()))
+        return " ".join((f"learning rate {compact(self.suggestion)} for {self.optimizer}:", *self._sentences()))
 
     def _sentences(self) -> list[str]:
         low, high = self.interval
@@ -129,18 +131,21 @@ class RateSearch:
             else f"{compact(min(self.after))}…{compact(max(self.after))}"
         )
         count = len(self.losses)
-        orders = f"{count} orders of the batches propose" if count > 1 else "One order of the batches proposes"
         found = [
-            f"{self.check} steps lowered the loss from {compact(self.before)} to {ends}.",
-            f"{orders} {compact(low)} to {compact(high)}.",
+            f"{self.check} steps at this rate lowered the loss from {compact(self.before)} to {ends}.",
+            f"Plausible rates are {_span(low, high)}, from {count} order{'s' * (count > 1)} of the batches.",
         ]
         met = [rate for rate in self.diverged if math.isfinite(rate)]
         if met:
-            found.append(f"{len(met)} of {len(self.diverged)} runs diverged, first at {compact(min(met))}.")
-        if self.bounds:
+            every = f"{len(met)} of {count} runs" if len(met) < count else "every run" if count > 1 else "the run"
             found.append(
-                f"The curvature at the start allows {compact(min(self.bounds))} to {compact(max(self.bounds))}."
+                f"The test raises the rate until the loss diverges: {every} did, at {_span(min(met), max(met))}."
             )
+        if self.bounds:
+            lowest = min(self.bounds)
+            found.append(f"The curvature at the start allows rates up to {_span(lowest, max(self.bounds))}.")
+            if self.suggestion > lowest:
+                found.append("The suggestion is above that: the bound is for the weights at the start only.")
         return [*found, *self.notes]
 
     def _repr_html_(self) -> str:
@@ -150,8 +155,15 @@ class RateSearch:
             for i, (rate, loss) in enumerate(zip(self.diverged, self.after, strict=True), start=1)
         )
         return notebook_html(
-            f"learning rate {compact(self.suggestion)}", self._sentences(), Table("range test", columns, rows)
+            f"learning rate {compact(self.suggestion)} for {self.optimizer}",
+            self._sentences(),
+            Table("range test", columns, rows),
         )
+
+
+def _span(low: float, high: float) -> str:
+    """Return two rates in words, one number if they are the same."""
+    return compact(low) if compact(low) == compact(high) else f"{compact(low)} to {compact(high)}"
 
 
 def find_lr(
@@ -284,7 +296,15 @@ def find_lr(
         after,
         check,
         tuple(filter(None, notes)),
+        _name_of(optimizer, momentum),
     )
+
+
+def _name_of(optimizer: str | MakeOptimizer, momentum: float) -> str:
+    """Return an optimizer in words."""
+    if optimizer == "sgd":
+        return f"sgd with momentum {momentum:g}" if momentum else "sgd without momentum"
+    return optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "the given optimizer")
 
 
 def _spread_notes(proposals: list[float], runs: int) -> list[str]:

@@ -281,6 +281,12 @@ class FolderImages(ImageData):
 @torch.no_grad()
 def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
     """Raise `ValueError` if a model does not give each image one score per class."""
+    remedy = "change the model's input or output size, or use other data"
+    if images.shape[1] == 1:
+        remedy = (
+            "these images are grey, with 1 channel, so use colour images, such as data='cifar10', or a model that "
+            "reads 1 channel"
+        )
     expected = f"expected a model that gives images of {tuple(images.shape[1:])} a score for each of {classes} classes"
     weight = next(model.parameters(), None)
     try:
@@ -288,8 +294,7 @@ def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
             scores = model(images if weight is None else images.to(weight.device))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ValueError(
-            f"{expected}, but {type(model).__name__} failed: {str(error).splitlines()[0]}; "
-            "change the model's input or output size, or use other data"
+            f"{expected}, but {type(model).__name__} failed: {str(error).splitlines()[0]}; {remedy}"
         ) from error
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__

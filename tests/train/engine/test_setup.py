@@ -194,7 +194,10 @@ def test_method_comes_with_a_plan_that_no_conversion_made() -> None:
         ({"method": "batchnorm"}, "with method='as built'"),
         ({"method": "convshort"}, "cannot be converted by|cannot be done"),
         ({"method": "fixupp"}, "did you mean 'fixup'"),
-        ({"model": "torchvision:resnet18"}, r"images of \(1, 14, 14\).*ResNet failed"),
+        (
+            {"model": "torchvision:resnet18"},
+            r"images of \(1, 14, 14\).*ResNet failed.*images are grey.*colour images",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_one_sentence(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

@@ -156,8 +156,8 @@ class RunFolder:
                 self._require_run()  # it may have been moved just before
             if self.has_begun and not resume and not overwrite:
                 raise ValueError(
-                    f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it "
-                    "with --resume, replace it with --overwrite, or choose another folder"
+                    f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it with "
+                    f"normfree train --resume {self.path} or resume=True, replace it with --overwrite or overwrite=True"
                 )
             checkpoint.remove_unfinished(self.write_path)
             for path in self.write_path.glob(f"{TEMPORARY}*"):  # of a killed process
