@@ -13,6 +13,25 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 
 _FEW, _MANY = 12, 40  # the most names that a message lists next to close matches, and without
+# Names of settings that other libraries use, with ours.
+_OTHER_WORDS = {
+    **dict.fromkeys(("learning_rate", "learningrate", "rate", "eta", "max_lr"), "lr"),
+    **dict.fromkeys(("wd", "decay", "l2", "weightdecay"), "weight_decay"),
+    **dict.fromkeys(("steps", "num_epochs", "max_epochs", "n_epochs", "num_train_epochs", "max_steps"), "epochs"),
+    **dict.fromkeys(("batch", "bs", "batchsize", "train_batch_size"), "batch_size"),
+    **dict.fromkeys(("dataset", "data_set", "task"), "data"),
+    **dict.fromkeys(("net", "network", "arch", "architecture", "backbone"), "model"),
+    **dict.fromkeys(("optim", "opt"), "optimizer"),
+    **dict.fromkeys(("scheduler", "lr_schedule", "lr_scheduler"), "schedule"),
+    **dict.fromkeys(("warmup_steps", "warmup_epochs"), "warmup"),
+    **dict.fromkeys(("grad_clip", "clip_grad", "gradient_clipping", "max_grad_norm"), "clip"),
+    **dict.fromkeys(("num_workers", "n_workers"), "workers"),
+    **dict.fromkeys(("random_seed", "manual_seed"), "seed"),
+    **dict.fromkeys(("dtype", "amp", "fp16", "mixed_precision"), "precision"),
+    **dict.fromkeys(("accumulation", "grad_accum", "gradient_accumulation_steps", "accumulation_steps"), "accumulate"),
+    **dict.fromkeys(("gpu", "accelerator"), "device"),
+    **dict.fromkeys(("norm", "normalization", "init", "initialization"), "method"),
+}
 # The optional packages, by the extra that installs them.
 EXTRAS = {
     "plots": ("matplotlib", "jinja2"),
@@ -58,6 +77,26 @@ def install_command(extra: str) -> str:
     return f"in a clone of normfree, run: pip install '.[{extra}]'"
 
 
+def wrong_argument(name: str, expected: str, got: object, remedy: str) -> ValueError:
+    """Return the error for an argument of the wrong kind.
+
+    >>> print(wrong_argument("model", "a torch.nn.Module", "resnet20", "pass the model itself"))
+    expected a torch.nn.Module as model, got the text 'resnet20'; pass the model itself
+    """
+    if isinstance(got, type):
+        described = f"the class {got.__name__}, not an object of it"
+    elif isinstance(got, str):
+        described = f"the text {got!r}"
+    elif got is None or isinstance(got, int | float):
+        described = repr(got)
+    else:
+        shape = f" of shape {tuple(got.shape)}" if hasattr(got, "shape") else ""
+        described = f"a {type(got).__module__.partition('.')[0]}.{type(got).__name__}{shape}".replace(
+            "a builtins.", "a "
+        )
+    return ValueError(f"expected {expected} as {name}, got {described}; {remedy}")
+
+
 def unknown_name(what: str, got: str, known: Iterable[str], where: str = "") -> ValueError:
     """Return the error for an unknown name, with the closest known names, or all if they are few or none is close.
 
@@ -71,6 +110,8 @@ def unknown_name(what: str, got: str, known: Iterable[str], where: str = "") -> 
         where: A text after the name, such as " in 'setup.toml'".
     """
     known = list(known)
+    if (meant := _OTHER_WORDS.get(got.lower())) in known:
+        return ValueError(f"unknown {what} '{got}'{where}; did you mean '{meant}'?")
     close = difflib.get_close_matches(got, known, n=3, cutoff=0.5)
     parts = [f"did you mean {' or '.join(map(repr, close))}?"] if close else []
     if len(known) <= _FEW or not close:

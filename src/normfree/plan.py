@@ -248,7 +248,7 @@ class ResidualPlan:
         return asdict(self)
 
     def __repr__(self) -> str:
-        method = f", converted by {self.changes.method!r}" if hasattr(self.changes, "method") else ""
+        method = f", converted by {self.changes.short_method!r}" if hasattr(self.changes, "short_method") else ""
         return f"ResidualPlan({len(self.branches)} branches, {sum(1 for _ in self.layers())} weight layers{method})"
 
     def _repr_html_(self) -> str:

@@ -293,10 +293,10 @@ def test_targets_of_the_data_give_a_loss(run: Run, tmp_path: Path) -> None:
         ("text.npy", "expected numbers in"),
         ("objects.npy", "expected numbers in"),
         ("text.safetensors", "is damaged"),
-        ("others.safetensors", "expected a tensor 'inputs'"),
+        ("others.safetensors", "expected a batch with a tensor 'inputs'"),
         ("batch.pt", "expected --data to end in .safetensors or .npy"),
         ("flat.npy", "expected an example of images"),
-        ("labels.safetensors", "failed"),
+        ("labels.safetensors", "got numbers from 1 to 99"),
         ("empty.safetensors", "is damaged"),
         ("empty.npy", "expected numbers in"),
     ],
@@ -400,12 +400,12 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         (("mlp-4-8", "--widths", "8,16"), "expected a model with {} in place of its width"),
         (("mlp-4-{}", "--widths", "8"), "two or more --widths"),
         (("torchvision:resnet18", "-m", "fixup"), "leave --method out"),
-        (("torchvision:resnet18", "--input", "5x64x64"), "check the example's shape"),
+        (("torchvision:resnet18", "--input", "5x64x64"), "check the shape of the example"),
         (("torchvision:resnet81",), "unknown model of torchvision 'resnet81'; did you mean 'resnet18'"),
         (("mlp-4-{}", "--widths", "8,16", "--out", "a.html"), "expected --out to end in .png, .svg or .json"),
         (
             ("my_factories:good", "--input", "7"),
-            "check the example's shape, (8, 7) (--input gives another), or in Python pass a hand-written ResidualPlan",
+            "check the shape of the example, (8, 7), and pass one that the model accepts",
         ),
         (("my_factories:Dropping", "--input", "6"), "use evaluation mode (--eval) where blocks are dropped at random"),
         (
@@ -441,7 +441,7 @@ def test_batch_below_one_is_a_usage_error(run: Run) -> None:
 
 def test_traceback_is_shown_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMFREE_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="check the example's shape"):
+    with pytest.raises(ValueError, match="check the shape of the example"):
         main(["diagnose", "my_factories:good", "--input", "7"])
 
 

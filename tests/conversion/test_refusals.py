@@ -218,7 +218,7 @@ def test_a_forward_pass_that_differentiates_is_named() -> None:
     assert "shape" not in text
     model.net, _ = nf.convert(model.net, "fixup", X)  # the remedy works
     assert model(X).shape == (12, 5 + D)
-    assert "check the example's shape, (12, 3)" in refusal(network(), "fixup", X[:, :3])  # control
+    assert "check the shape of the example, (12, 3)" in refusal(network(), "fixup", X[:, :3])  # control
 
 
 def test_local_response_norm_is_one_reason_with_a_remedy_that_works() -> None:

@@ -336,6 +336,37 @@ def test_layers_losses_and_updates_are_in_the_report(deep: Diagnosis) -> None:
     assert [row[0] for row in section.folded[0].rows] == [layer.name for layer in deep.signal.layers]
 
 
+def test_single_layer_with_a_gradient_is_said_to_be_the_only_one() -> None:
+    model = build("resnet8", "fixup", example=IMAGES, generator=torch.Generator().manual_seed(0))
+    found = diagnose(model, IMAGES)
+    (layer,) = [layer.name for layer in found.signal.layers if 0 < layer.ratio < math.inf]
+    others = len(found.signal.layers) - 1
+    assert f" in {layer}; gradient or weight of the {others} other weight layers are 0" in summary(found)
+    assert "(median)" not in summary(found)
+
+
+def test_summary_says_that_there_are_more_findings() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 8), nn.Linear(8, 4), nn.Softmax(1))
+    found = diagnose(model, 100 + torch.randn(8, 8), torch.zeros(8, dtype=torch.long))
+    first, *others = found.verdict.findings
+    assert others
+    assert f"each with its remedy in verdict.findings: {others[0]}" in summary(found)
+    assert str(first) not in found.verdict.more
+    assert replace(found.verdict, findings=(first,)).more == ""
+    assert replace(found.verdict, findings=(first,) * 9).more.endswith(", … (8 in all)")
+
+
+def test_batch_norms_before_training_are_to_be_diagnosed_in_training_mode() -> None:
+    model = build("resnet56", "batchnorm", example=IMAGES, generator=torch.Generator().manual_seed(0)).eval()
+    found = diagnose(model, IMAGES).verdict
+    assert not found.is_healthy
+    assert found.recommendation.startswith("call model.train() and diagnose again")
+    assert "fixup" not in found.recommendation
+    model.train()
+    model(IMAGES)  # now the statistics are those of a batch
+    assert not diagnose(model.eval(), IMAGES).verdict.recommendation.startswith("call model.train()")
+
+
 def test_notebook_shows_the_verdict_and_escapes_names(deep: Diagnosis) -> None:
     html = replace(deep, name=EVIL)._repr_html_()
     assert "exploding: forward signal" in html

@@ -644,7 +644,7 @@ def test_model_that_needs_values_and_gets_none_is_refused() -> None:
 
 
 def test_example_of_the_wrong_shape_gets_one_clear_error() -> None:
-    with pytest.raises(ValueError, match=r"Identity failed.*check the example's shape"):
+    with pytest.raises(ValueError, match=r"Identity failed.*check the shape of the example"):
         discover(Identity(), torch.zeros(2, 5))
 
 

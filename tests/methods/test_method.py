@@ -26,6 +26,7 @@ from normfree.methods import (
     register,
     unregister,
 )
+from normfree.methods.method import short_spec
 from normfree.methods.standard_init import he_fan_in_
 from normfree.models import build
 from normfree.plan import Position
@@ -64,6 +65,18 @@ def test_changed_method_is_pickled_by_value(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_short_spec_means_the_same_method(spec: str) -> None:
+    short = short_spec(get(spec).spec)
+    assert get(short) == get(spec)
+    assert short_spec(short) == short
+    assert len(short) <= len(get(spec).spec)
+
+
+def test_short_spec_of_an_unknown_method_is_unchanged() -> None:
+    assert short_spec("mine:a=1") == "mine:a=1"
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_one_spec_gives_equal_methods(spec: str) -> None:
     assert get(spec) == get(spec) == get(get(spec).spec)
     assert hash(get(spec)) == hash(get(spec))
@@ -97,7 +110,7 @@ def test_scalar_rate_reads_numbers_and_numbers_over_the_branches(text: str, fact
 
 @pytest.mark.parametrize("text", ["", "x", "1/M", "1/", "-0.1", "nan", "inf", "1/L/L"])
 def test_bad_scalar_rate_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected a learning rate factor such as '0.1' or '1/L'"):
+    with pytest.raises(ValueError, match=r"expected option 'scalar_lr', .* such as '0.1', .* such as '1/L', got"):
         ScalarRate.parse(text)
 
 

@@ -266,7 +266,7 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
         return
     if result.status == "interrupted":
         name = signal.Signals(result.signal).name if result.signal else "a signal"
-        say(f"stopped by {name}; continue with: normfree train --resume {folder}", "yellow")
+        say(f"stopped by {name}; continue with: normfree train --resume {shlex.quote(str(folder))}", "yellow")
         return
     if result.guesses and result.judged is not None:
         name, (loss, _) = result.judged

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from normfree.arguments import check_arguments
 from normfree.comparison.comparison_result import ComparedRun, Comparison
 from normfree.comparison.run_executor import LOCAL, Reports, RunExecutor, choose_executor, summarize_reports
 from normfree.files import made_folder, to_json_values
@@ -84,6 +85,7 @@ def compare(
             the cluster cannot be reached; later, if a run cannot be trained.
         OSError: if a folder cannot be written.
     """
+    check_arguments(config=base, methods=methods, models=models)
     out = Path(out)
     rates = tuple(dict.fromkeys(lrs if lrs is not None else (base.lr,)))
     for kind, values in (("method", methods), ("model", models), ("seed", seeds), ("learning rate", rates)):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from normfree.methods.method import get, short_spec
 from normfree.report.tables import compact
 
 _MOST_RESCALED = 3  # rescaled parameters that are printed by name
@@ -82,6 +83,11 @@ class Changes:
     parameters_after: int = 0
     notes: tuple[str, ...] = ()
 
+    @property
+    def short_method(self) -> str:
+        """The method with those options only that differ from their defaults, for texts."""
+        return short_spec(self.method)
+
     def to_json(self) -> dict[str, Any]:
         """Convert the changes to plain data.
 
@@ -90,10 +96,20 @@ class Changes:
         """
         return asdict(self)
 
+    @property
+    def _keeps_weights(self) -> bool:
+        """Whether the method puts a module in the place of each normalizer, and changes nothing else."""
+        try:
+            return get(self.method).norm is not None
+        except ValueError:  # a method that is not registered here
+            return False
+
     def __str__(self) -> str:
         """A few lines, with the number of changes of each kind."""
-        lines = [f"converted by {self.method}: {self.parameters_before:,} → {self.parameters_after:,} parameters"]
-        lines += _line("removed", (record.kind for record in self.removed))
+        lines = [f"converted by {self.short_method}: {self.parameters_before:,} → {self.parameters_after:,} parameters"]
+        kept = self._keeps_weights
+        lines += _line("replaced" if kept else "removed", (_removed(record, kept) for record in self.removed))
+        lines += ["  kept     the weights of all other layers"] * kept
         lines += _line("added", (_added(record) for record in self.added))
         if self.scaled:
             names = ", ".join(
@@ -112,6 +128,10 @@ def _line(title: str, kinds: Iterable[str]) -> list[str]:
     counts = Counter(kinds)
     shown = ", ".join(f"{count} × {kind}" for kind, count in counts.items())
     return [f"  {title:<8} {shown}"] if counts else []
+
+
+def _removed(record: Removed, replaced: bool) -> str:
+    return f"{record.kind} by {record.left}" if replaced else record.kind
 
 
 def _added(record: Added) -> str:

@@ -68,7 +68,7 @@ def convert(
     >>> type(converted[0]).__name__, type(converted[1]).__name__
     ('WeightNormConv2d', 'Identity')
     """
-    check_request(model, get(method), example)
+    check_request(model, get(method), example, plan, heads)
     try:
         twin = copy.deepcopy(model)
     except Exception as error:  # whatever a model's own attributes raise
@@ -113,7 +113,7 @@ def convert_(
         ValueError: If the model cannot be converted; the message names the modules in the way.
     """
     method = get(method)
-    check_request(model, method, example)
+    check_request(model, method, example, plan, heads)
     inspection = inspect_model(model, example, plan, heads)
     if plan is None:
         require_signal(model, inspection.flow, inspection.plan, heads)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normfree.arguments import check_arguments, check_call
 from normfree.diagnostics.fault_localization import look_again
 from normfree.diagnostics.findings import SEVERITY, SignalStatus
 from normfree.diagnostics.growth import Direction
@@ -29,6 +30,7 @@ from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
 from normfree.nn.model_state import call_arguments, parts_of, preserve_model_state
+from normfree.nn.normalizers import untrained_norms
 from normfree.nn.sharding import is_sharded
 from normfree.plan import ResidualPlan, remembered_method
 from normfree.report.page import Card, Page, Section, write_page
@@ -37,21 +39,15 @@ from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Rating, Table, compact, notebook_html, print_table, shorten_names, sparkline
 
 CARD_STATUS: dict[SignalStatus, Rating] = {
-    "preserved": "good",
-    "growing": "good",
+    **dict.fromkeys(("preserved", "growing"), "good"),
     "drifting": "warn",
-    "vanishing": "bad",
-    "exploding": "bad",
-    "faulty": "bad",
-    "dead branch": "bad",
+    **dict.fromkeys(("vanishing", "exploding", "faulty", "dead branch"), "bad"),
 }
 INJECTED = {
     "output": "no targets were given: a random gradient was injected at the output",
     "features": "the classifier is zero and lets no gradient through: a random gradient was injected at its input",
     "memory": "the attentions over the encoder's output return zero: a random gradient was injected there, too",
 }
-
-
 _PLAIN_PANELS = (
     ("forward: second moment of the layer's output", "level", "second moment"),
     ("backward: squared norm of its gradient", "gradient_level", "squared norm"),
@@ -108,7 +104,7 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         """Return the verdict and the table of numbers for a notebook."""
         verdict = self.verdict
-        sentences = [verdict.sentence, verdict.recommendation, *details(self)]
+        sentences = [verdict.sentence, verdict.recommendation, *filter(None, [verdict.more]), *details(self)]
         return notebook_html(f"{self.name}: {verdict.word}", map(_sentence, sentences), table([self]))
 
     def __str__(self) -> str:
@@ -160,6 +156,8 @@ def diagnose(
     >>> diagnose(build("resnet56", "he_in"), images).verdict.status
     'exploding'
     """
+    check_arguments(model=model, inputs=inputs, loss=loss, plan=plan)
+    check_call(model, *call_arguments(inputs))
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     parts = parts_of(model)
     if not signal.unmeasured and not any(map(is_sharded, parts.parameters.values())):
@@ -184,7 +182,11 @@ def judge_model(model: nn.Module, signal: Signal) -> Verdict:
     """Judge a model's signal; the verdict recommends only methods that fit the model and that it does not use yet."""
     known = model.method.name if isinstance(model, BaseModel) else remembered_method(model) or ""
     spec: str = getattr(signal.plan.changes, "method", None) or known
-    return judge(signal, method=spec.partition(":")[0], supports=_supported(model, signal.plan))
+    verdict = judge(signal, method=spec.partition(":")[0], supports=_supported(model, signal.plan))
+    if verdict.is_healthy or not (new := untrained_norms(model)):
+        return verdict
+    advice = "call model.train() and diagnose again: before training, batch norms in evaluation mode normalize nothing"
+    return replace(verdict, recommendation=f"{advice} ({shorten_names(new)})")
 
 
 def _supported(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
@@ -200,7 +202,7 @@ def summary(*diagnoses: Diagnosis) -> str:
     starts: dict[str, list[str]] = {}
     for d in diagnoses:
         lines += [f"{d.name}: {d.verdict.word}", f"  {d.verdict.sentence}", f"  {d.verdict.recommendation}"]
-        lines += [f"  {line}" for line in details(d)]
+        lines += [f"  {line}" for line in (*filter(None, [d.verdict.more]), *details(d))]
         for place in filter(None, d.signal.injected.split(", ")):
             starts.setdefault(INJECTED[place], []).append(d.name)
     for start, names in starts.items():
@@ -232,10 +234,12 @@ def details(diagnosis: Diagnosis) -> list[str]:
     ratios = sorted((layer.ratio, layer.name) for layer in signal.layers if 0 < layer.ratio < math.inf)
     if ratios:
         (low, first), (high, last) = ratios[0], ratios[-1]
-        found.append(
-            f"update-to-weight ratio at learning rate 1: {compact(ratios[len(ratios) // 2][0])} (median), from "
-            f"{compact(low)} ({first}) to {compact(high)} ({last})"
-        )
+        middle = compact(ratios[len(ratios) // 2][0])
+        sizes = f"{middle} (median), from {compact(low)} ({first}) to {compact(high)} ({last})"
+        if len(ratios) == 1:
+            others = len(signal.layers) - 1
+            sizes = f"{middle} in {first}; gradient or weight of the {others} other weight layers are 0"
+        found.append(f"update-to-weight ratio at learning rate 1: {sizes}")
     return found
 
 

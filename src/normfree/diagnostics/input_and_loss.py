@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map_with_path
 
+from normfree.arguments import call_loss, check_targets
 from normfree.diagnostics.graph_nodes import VIEWS, first_function, function_name, saved_tensor
 from normfree.diagnostics.moments import variations
 from normfree.diagnostics.signals import Fact, GraphFacts, InputFacts, OutputFacts
@@ -390,11 +391,10 @@ def cross_entropy(output: Any, targets: Any) -> Tensor:
     logits = first_tensor(output)
     if isinstance(targets, Tensor) and logits.dim() == 3 and targets.shape == logits.shape[:2]:
         logits, targets = logits.flatten(0, 1), targets.flatten()
+    check_targets(logits, targets)
     return nn.functional.cross_entropy(logits, targets)
 
 
 def loss_of(output: Any, targets: Any, loss: Callable[[Any, Any], Tensor] | None) -> Tensor | None:
     """The loss of an output: the model's own if there are no targets and no loss, None if it has none."""
-    if targets is None and loss is None:
-        return own_loss(output)
-    return (loss or cross_entropy)(output, targets)
+    return own_loss(output) if targets is None and loss is None else call_loss(loss or cross_entropy, output, targets)

@@ -9,10 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from normfree.arguments import check_arguments, check_call
 from normfree.diagnostics.diagnosis import judge_model
+from normfree.diagnostics.findings import SEVERITY
 from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.verdict import Verdict
+from normfree.errors import unknown_name
 from normfree.files import to_json_values
+from normfree.nn.model_state import call_arguments
 from normfree.plan import ResidualPlan
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -82,7 +86,7 @@ class Monitor:
         count: The number of steps so far.
 
     Raises:
-        ValueError: if `every` is below 1.
+        ValueError: if an argument is not of its kind, `every` is below 1, or the folder of `path` does not exist.
     """
 
     model: nn.Module
@@ -95,6 +99,11 @@ class Monitor:
     count: int = 0
 
     def __post_init__(self) -> None:
+        check_arguments(model=self.model, every=self.every, loss=self.loss, plan=self.plan)
+        if self.path is not None and (not Path(self.path).parent.is_dir() or Path(self.path).is_dir()):
+            raise ValueError(
+                f"expected a file in a folder that exists as path, got '{self.path}'; make the folder first"
+            )
         if self.every < 1:
             raise ValueError(f"expected every to be at least 1 step, got {self.every}")
 
@@ -129,6 +138,8 @@ class Monitor:
         Raises:
             ValueError: if the signal cannot be measured, as for `normfree.diagnose`.
         """
+        check_arguments(inputs=inputs)
+        check_call(self.model, *call_arguments(inputs))
         signal = propagate(self.model, inputs, targets, plan=self.plan, loss=self.loss)
         self.plan = signal.plan  # discovered once
         record = MonitorRecord(
@@ -153,7 +164,12 @@ class Monitor:
 
         Returns:
             The measurement, or None if there is none.
+
+        Raises:
+            ValueError: if no verdict has this status.
         """
+        if status not in SEVERITY:
+            raise unknown_name("status", status, SEVERITY)
         return next((m for m in self.moments if m.verdict.status == status), None)
 
     def save(self, path: str | Path) -> None:

@@ -41,6 +41,8 @@ from normfree.diagnostics.outliers import (
 from normfree.diagnostics.signals import Signal, SumSignal
 from normfree.report.tables import compact, shorten_names
 
+_MOST_FINDINGS = 3  # that are named beside the first
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -73,6 +75,15 @@ class Verdict:
             first = self.findings[0]
             return str(first) if first.cause.startswith(self.status) else f"{self.status}: {first}"
         return f"{self.status}, except {self.outliers[0].name}" if self.outliers else self.status
+
+    @property
+    def more(self) -> str:
+        """A note on the findings after the first, whose remedies the recommendation does not name; '' without any."""
+        if len(self.findings) < 2:
+            return ""
+        others = ", ".join(map(str, self.findings[1 : 1 + _MOST_FINDINGS]))
+        rest = f", … ({len(self.findings) - 1} in all)" if len(self.findings) > 1 + _MOST_FINDINGS else ""
+        return f"then look at the other findings, each with its remedy in verdict.findings: {others}{rest}"
 
     @property
     def is_healthy(self) -> bool:

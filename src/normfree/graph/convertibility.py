@@ -10,21 +10,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from normfree.arguments import check_arguments
+from normfree.errors import unknown_name
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ADDITIONS, MATRIX_PRODUCTS, OTHER_SUMS, RECURRENT, REDUCTIONS, VIEWS
 from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.methods import Method
-from normfree.methods.method import ONE
+from normfree.methods.method import ONE, short_spec
 from normfree.nn.weight_layers import WEIGHT_LAYERS, cannot_reparametrize
 from normfree.plan import Branch, Layer, ResidualPlan, unwrapped
 
 
-def check_request(model: nn.Module, method: Method, example: Any) -> None:
-    """Refuse a model that no method converts, a method that converts no model, and an example that cannot be used.
+def check_request(
+    model: nn.Module, method: Method, example: Any, plan: ResidualPlan | None = None, heads: Collection[str] = ()
+) -> None:
+    """Refuse a model that no method converts, a method that converts no model, and arguments that cannot be used.
 
     Raises:
         ValueError: With the reason and a remedy.
     """
+    check_arguments(model=model, example=example, plan=plan, heads=heads)
     reason = _cannot_convert_model(model) or _cannot_convert_by(method)
     if reason is not None:
         raise ValueError(reason)
@@ -87,7 +92,7 @@ def _cannot_convert_by(method: Method) -> str | None:
     if (change := next((change for change, needed in changes.items() if needed), None)) is None:
         return None
     return (
-        f"method '{method.spec}' {change}, which cannot be done without rewriting the model's code; "
+        f"method '{short_spec(method.spec)}' {change}, which cannot be done without rewriting the model's code; "
         "build a normfree model with it instead"
     )
 
@@ -101,9 +106,10 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
             layer of the plan.
     """
     kind = type(model).__name__
+    known = list(dict.fromkeys(layer.name for layer in (*plan.classifier, *plan.layers())))
     for name in heads:
         if name not in {layer.name for layer in plan.classifier}:
-            raise ValueError(f"expected the names of weight layers of {kind} in heads, got '{name}'")
+            raise unknown_name("head", name, known, where=f" of {kind}")
     for node in flow.nodes:
         if _adds_by_unsupported_function(node):
             raise ValueError(

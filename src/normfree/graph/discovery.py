@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from normfree.arguments import check_arguments
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, VIEWS
 from normfree.graph.recorder import record
@@ -60,6 +61,7 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     >>> discover(build("resnet20"), torch.zeros(2, 3, 32, 32)).stage_sizes
     (3, 3, 3)
     """
+    check_arguments(model=model, **dict.fromkeys(("example",), args[0]) if len(args) == 1 else {})
     positional, named = call_arguments(args[0]) if len(args) == 1 and not kwargs else (args, kwargs)
     return plan_from_flow(model, record(model, *positional, **named))
 

@@ -85,10 +85,7 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
             # On an example without values the second run adds no information.
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
             cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
-            remedy = (
-                f"check the example's shape{shapes} (--input gives another), or in Python pass a hand-written "
-                "ResidualPlan"
-            )
+            remedy = f"check the shape of the example{shapes}, and pass one that the model accepts"
             if differentiates(cause):
                 remedy = DIFFERENTIATES
             raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree import theory
+from normfree.arguments import check_arguments
 from normfree.methods.method import Method, get
 from normfree.nn.attention import TokenEmbedding
 from normfree.nn.model_state import eval_mode, restored_on_error
@@ -218,6 +219,7 @@ def initialize_(
             With `restore`, the model is then unchanged.
     """
     method = get(method)
+    check_arguments(model=model, plan=plan)
     if plan is None:
         plan = remembered_plan(model)
         if plan is None:

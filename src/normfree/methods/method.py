@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
+from normfree.arguments import check_arguments
 from normfree.errors import unknown_name
 from normfree.nn.normalizers import ActivationName, NormName
 from normfree.nn.weight_layers import WeightKind
@@ -102,7 +103,7 @@ class ScalarRate:
 
     @classmethod
     def parse(cls, text: str) -> ScalarRate:
-        """Parse a text such as '0.1' or '1/L'."""
+        """Parse the text of the option `scalar_lr`, such as '0.1' or '1/L'."""
         number, slash, letter = text.partition("/")
         try:
             if slash and letter.strip() != "L":
@@ -111,7 +112,10 @@ class ScalarRate:
         except ValueError:
             rate = cls(-1.0)
         if not 0 <= rate.numerator < math.inf:
-            raise ValueError(f"expected a learning rate factor such as '0.1' or '1/L', got '{text}'")
+            raise ValueError(
+                "expected option 'scalar_lr', the learning rate of the scalars relative to that of the weights, to be "
+                f"a number such as '0.1', or one over the number of branches such as '1/L', got '{text}'"
+            )
         return rate
 
     def factor(self, branches: int, *, transformer: bool = False) -> float:
@@ -272,6 +276,7 @@ def register(method: _T) -> _T:
     Raises:
         ValueError: If the name is taken or not an identifier.
     """
+    check_arguments(registered=method)
     factory: Factory = (lambda: method) if isinstance(method, Method) else method
     name = factory().name
     if name in _FACTORIES:
@@ -313,6 +318,7 @@ def get(spec: str | Method) -> Method:
     """
     if isinstance(spec, Method):
         return spec
+    check_arguments(method=spec)
     name, options = parse_spec(spec)
     return replace(_FACTORIES[name](**options), options=options)
 
@@ -341,6 +347,23 @@ def parse_spec(spec: str) -> tuple[str, dict[str, object]]:
             raise ValueError(f"expected each option once in '{spec}', got '{key}' twice")
         given[key] = _convert(f"option '{key}' of method '{name}'", value, defaults[key])
     return name, {**defaults, **given}
+
+
+def short_spec(spec: str) -> str:
+    """Return a method as a person writes it, with those options only that differ from their defaults.
+
+    >>> short_spec("hanin:r=0.9"), short_spec("hanin:r=0.8")
+    ('hanin', 'hanin:r=0.8')
+
+    A method that is not registered here is returned unchanged.
+    """
+    try:
+        name, options = parse_spec(spec)
+        defaults = parse_spec(name)[1]
+    except ValueError:
+        return spec
+    shown = options_text({key: value for key, value in options.items() if value != defaults[key]}, ",")
+    return f"{name}:{shown}" if shown else name
 
 
 def _convert(where: str, text: str, default: object) -> object:

@@ -18,6 +18,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from normfree.methods import Form, Law, Method, Skip
+from normfree.methods.method import short_spec
 from normfree.nn.normalizers import ACTIVATION_TYPES, OmittedActivation, activation, normalizer
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -230,7 +231,7 @@ class BaseModel(nn.Module):
 
     def extra_repr(self) -> str:
         """Return name, method and form."""
-        return f"{self.name}, method={self.method.spec}, form={self.form}"
+        return f"{self.name}, method={short_spec(self.method.spec)}, form={self.form}"
 
 
 class Network(BaseModel):

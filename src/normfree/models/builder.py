@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normfree.arguments import check_arguments
 from normfree.errors import unknown_name
 from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
 from normfree.methods.method import RESIDUAL_SUMS
@@ -15,6 +16,7 @@ from normfree.models.base import ModelConfig, Network, Padding
 from normfree.models.model_registry import Family, find_family
 from normfree.nn.attention import SPECIAL, VOCABULARY
 from normfree.nn.device_memory import require_memory
+from normfree.nn.devices import device_of
 
 CLASSES = 10
 DROPOUT = 0.1  # the defaults of `build`
@@ -74,6 +76,13 @@ def build(
         ValueError: If a name, depth, option or size is unknown or invalid, if the method does not fit the model, or if
             the model does not fit into the memory.
     """
+    check_arguments(name=name)
+    if is_foreign(name):
+        raise ValueError(
+            f"expected the name of a model of normfree, got '{name}'; make it by normfree.models.third_party."
+            f"create_model('{name}'), and take out its normalization by normfree.convert"
+        )
+    place = None if device is None or str(device) == "meta" else device_of(str(device))
     family, factory = find_family(name)
     method = get(method)
     fitting = _fitting_form(family, name, method, form)
@@ -110,7 +119,7 @@ def build(
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     # An error leaves no model, so that nothing has to be restored.
     initialize_(model, method, plan=model.plan, example=example, generator=generator, restore=False)
-    return model if device is None else model.to(device)
+    return model if place is None else model.to(place)
 
 
 def supports(name: str, method: str | Method) -> bool:

@@ -25,6 +25,7 @@ from normfree.nn.attention import random_words
 from normfree.nn.device_memory import require_memory
 
 FOREIGN_IMAGE = (3, 224, 224)
+_FEW = 5  # names of tensors in a message
 
 
 def build_by_name(
@@ -119,7 +120,11 @@ def read_batch(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
     wanted = ["inputs", "decoder_inputs"] if family is not None and family.inputs == 2 else ["inputs"]
     for name in wanted:
         if name not in tensors:
-            raise ValueError(f"expected a tensor '{name}' in '{path}', got {', '.join(tensors) or 'nothing'}")
+            few = ", ".join([*list(tensors)[:_FEW], *["…"] * (len(tensors) > _FEW)]) or "nothing"
+            raise ValueError(
+                f"expected a batch with a tensor '{name}' in '{path}', got {len(tensors)} tensors: {few}; write one "
+                "with 'inputs' and 'targets', and pass weights as --checkpoint"
+            )
     found = [tensors[name] for name in wanted]
     if family is not None:
         found = [t.long() if family.reads_tokens else t.float() for t in found]

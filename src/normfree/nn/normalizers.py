@@ -339,3 +339,15 @@ class _Normalize(torch.autograd.Function):
 def _all_but_channels(x: Tensor) -> list[int]:
     """Return all dimensions except that of the channels."""
     return [d for d in range(x.dim()) if d != 1]
+
+
+def untrained_norms(model: nn.Module) -> list[str]:
+    """Return the batch norms in evaluation mode that never saw a batch: with mean 0 and variance 1 they do nothing."""
+
+    def untrained(norm: nn.Module) -> bool:
+        counted, mean = getattr(norm, "num_batches_tracked", None), getattr(norm, "running_mean", None)
+        if norm.training or not isinstance(norm, _BatchNorm) or counted is None or mean is None or mean.is_meta:
+            return False
+        return not bool(counted) and not bool(mean.any()) and bool(torch.all(cast(Tensor, norm.running_var) == 1))
+
+    return [name for name, module in model.named_modules() if untrained(module)]

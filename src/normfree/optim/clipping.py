@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from normfree.arguments import check_arguments
 from normfree.nn.sharding import is_sharded
 from normfree.plan import remembered_plan, unwrapped
 
@@ -181,6 +182,7 @@ def clip_grad_agc_(
         ValueError: If `clip` or `eps` is not positive, if the model has no module of a name in `exclude`, or if no
             output layer is found and `exclude` is not given.
     """
+    check_arguments(parameters=model, clipping=clip)
     if isinstance(model, nn.Module):
         parameters: list[Tensor] = list(agc_parameters(model, exclude=exclude))
     elif exclude is not None:

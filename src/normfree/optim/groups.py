@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from normfree.arguments import check_arguments
 from normfree.methods import Method, get
 from normfree.methods.fixup import is_transformer
 from normfree.nn.normalizers import NORM_TYPES
@@ -48,6 +49,7 @@ def param_groups(
     Raises:
         ValueError: If the model has no method or plan and none is given, or if a number is invalid.
     """
+    check_arguments(model=model, lr=lr, weight_decay=weight_decay, plan=plan)
     chosen = _method_of(model) if method is None else get(method)
     plan = remembered_plan(model) if plan is None else plan
     if plan is None:

@@ -18,10 +18,11 @@ from typing import Any
 
 from torch import nn
 
+from normfree.arguments import check_arguments, check_call
 from normfree.diagnostics.propagation import Loss
 from normfree.methods import Method
 from normfree.models.example_inputs import to_device
-from normfree.nn.model_state import preserve_model_state
+from normfree.nn.model_state import call_arguments, preserve_model_state
 from normfree.optim.groups import param_groups
 from normfree.optim.rate_trials import (
     OPTIMIZERS,
@@ -60,6 +61,7 @@ class RateSearch:
         after: That loss after `check` steps at the suggested rate, for each order of the batches.
         check: The number of these steps.
         notes: What you should know about the numbers.
+        optimizer: The optimizer that the rate is for.
     """
 
     suggestion: float
@@ -72,6 +74,7 @@ class RateSearch:
     after: tuple[float, ...]
     check: int
     notes: tuple[str, ...] = ()
+    optimizer: str = "sgd"
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data; numbers may be infinite."""
@@ -114,11 +117,11 @@ class RateSearch:
 
     def __repr__(self) -> str:
         low, high = map(compact, self.interval)
-        return f"RateSearch({compact(self.suggestion)}, runs from {low} to {high})"
+        return f"RateSearch({compact(self.suggestion)} for {self.optimizer}, runs from {low} to {high})"
 
     def __str__(self) -> str:
         """Return the number, its spread and what it means, as sentences."""
-        return " ".join((f"learning rate {compact(self.suggestion)}:", *self._sentences()))
+        return " ".join((f"learning rate {compact(self.suggestion)} for {self.optimizer}:", *self._sentences()))
 
     def _sentences(self) -> list[str]:
         low, high = self.interval
@@ -128,18 +131,21 @@ class RateSearch:
             else f"{compact(min(self.after))}…{compact(max(self.after))}"
         )
         count = len(self.losses)
-        orders = f"{count} orders of the batches propose" if count > 1 else "One order of the batches proposes"
         found = [
-            f"{self.check} steps lowered the loss from {compact(self.before)} to {ends}.",
-            f"{orders} {compact(low)} to {compact(high)}.",
+            f"{self.check} steps at this rate lowered the loss from {compact(self.before)} to {ends}.",
+            f"Plausible rates are {_span(low, high)}, from {count} order{'s' * (count > 1)} of the batches.",
         ]
         met = [rate for rate in self.diverged if math.isfinite(rate)]
         if met:
-            found.append(f"{len(met)} of {len(self.diverged)} runs diverged, first at {compact(min(met))}.")
-        if self.bounds:
+            every = f"{len(met)} of {count} runs" if len(met) < count else "every run" if count > 1 else "the run"
             found.append(
-                f"The curvature at the start allows {compact(min(self.bounds))} to {compact(max(self.bounds))}."
+                f"The test raises the rate until the loss diverges: {every} did, at {_span(min(met), max(met))}."
             )
+        if self.bounds:
+            lowest = min(self.bounds)
+            found.append(f"The curvature at the start allows rates up to {_span(lowest, max(self.bounds))}.")
+            if self.suggestion > lowest:
+                found.append("The suggestion is above that: the bound is for the weights at the start only.")
         return [*found, *self.notes]
 
     def _repr_html_(self) -> str:
@@ -149,8 +155,15 @@ class RateSearch:
             for i, (rate, loss) in enumerate(zip(self.diverged, self.after, strict=True), start=1)
         )
         return notebook_html(
-            f"learning rate {compact(self.suggestion)}", self._sentences(), Table("range test", columns, rows)
+            f"learning rate {compact(self.suggestion)} for {self.optimizer}",
+            self._sentences(),
+            Table("range test", columns, rows),
         )
+
+
+def _span(low: float, high: float) -> str:
+    """Return two rates in words, one number if they are the same."""
+    return compact(low) if compact(low) == compact(high) else f"{compact(low)} to {compact(high)}"
 
 
 def find_lr(
@@ -217,6 +230,7 @@ def find_lr(
     >>> found.bounds[0], found.suggestion < 1  # the loss is w², whose second derivative is 2
     (1.0, True)
     """
+    check_arguments(model=model, batches=batches, loss=loss, plan=plan, weight_decay=weight_decay)
     if not 0 < low < high < math.inf or steps < 10 or min(runs, check, max_batches) < 1:
         raise ValueError(
             "expected 0 < low < high, at least 10 steps, and at least 1 run, check step and batch, got "
@@ -224,14 +238,19 @@ def find_lr(
         )
     if not 0 <= momentum < 1:
         raise ValueError(f"expected a momentum of at least 0 and below 1, got {momentum:g}; 0.9 is usual")
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        raise ValueError(f"expected optimizer to be {', '.join(OPTIMIZERS)} or a function, got '{optimizer}'")
+    if not callable(optimizer) and optimizer not in OPTIMIZERS:
+        raise ValueError(
+            f"expected optimizer to be {', '.join(OPTIMIZERS)} or a function, got {optimizer!r}; 'sgd' is the default"
+        )
     learning = [p for p in model.parameters() if p.requires_grad]
     if not learning:
         raise ValueError(f"expected a model with parameters that learn, got {type(model).__name__} with none")
     found = [as_pair(to_device(batch, learning[0].device)) for batch in islice(batches, max_batches)]
     if not found:
         raise ValueError("expected at least one batch, got none; pass a list of (inputs, targets), or a DataLoader")
+    for inputs, _ in found:
+        check_arguments(inputs=inputs)
+        check_call(model, *call_arguments(inputs))
 
     def groups() -> Groups:
         if method is None and remembered_method(model) is None:
@@ -277,7 +296,15 @@ def find_lr(
         after,
         check,
         tuple(filter(None, notes)),
+        _name_of(optimizer, momentum),
     )
+
+
+def _name_of(optimizer: str | MakeOptimizer, momentum: float) -> str:
+    """Return an optimizer in words."""
+    if optimizer == "sgd":
+        return f"sgd with momentum {momentum:g}" if momentum else "sgd without momentum"
+    return optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "the given optimizer")
 
 
 def _spread_notes(proposals: list[float], runs: int) -> list[str]:

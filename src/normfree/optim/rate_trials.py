@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normfree.arguments import call_loss
 from normfree.diagnostics.curvature import top_eigenvalue
 from normfree.diagnostics.input_and_loss import cross_entropy, own_loss
 from normfree.diagnostics.propagation import Loss
@@ -117,13 +118,14 @@ def batch_loss(output: Any, targets: Any, loss: Loss | None) -> Tensor:
         ValueError: If there are neither targets nor a loss.
     """
     if loss is not None:
-        return loss(output, targets)
+        return call_loss(loss, output, targets)
     own = own_loss(output)
     if targets is None and own is not None:
         return own
     if targets is None:
         raise ValueError(
-            "expected batches of (inputs, targets), or a model that returns its own loss, got neither; pass loss="
+            "expected batches of (inputs, targets), or a model that returns its own loss, got neither; pass a list of "
+            "pairs, [(inputs, targets)], or loss="
         )
     return cross_entropy(output, targets)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from normfree.provenance import RELEASE
 from normfree.report.tables import notebook_html
 from normfree.train.setting_fields import (
+    NamedSettings,
     coerce,
     explained_toml,
     field_types,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # it loads torch; a command that only reads a configuration m
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TrainConfig:
+class TrainConfig(NamedSettings):
     """All settings of a training run.
 
     Every setting has a default, and is checked when the configuration is made. The names of models, methods and data
@@ -199,8 +200,7 @@ class TrainConfig:
         Raises:
             ValueError: If a setting is unknown (the message names the closest one) or a value is bad.
         """
-        for name in changes:
-            require_known(name, field_types(TrainConfig))
+        require_known(changes, field_types(TrainConfig))
         return replace(self, **changes)
 
     def resolved(self, *, cuda: bool, branches: int = 0, world: int = 1) -> TrainConfig:
@@ -266,8 +266,7 @@ class TrainConfig:
         cls, values: dict[str, Any], where: str, base: TrainConfig | None = None, written_by: str = RELEASE
     ) -> TrainConfig:
         release = str(values.pop("normfree", written_by))
-        for name in values:
-            require_known(name, field_types(cls), where=f" in '{where}'")
+        require_known(values, field_types(cls), where=f" in '{where}'")
         try:
             config = replace(base or cls(), **values)
             if release == RELEASE or "method" not in values:

@@ -23,6 +23,7 @@ from normfree.data.counter_rng import epoch_order
 from normfree.data.images.image_checksums import contents_digest
 from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder_in_order, read_folder
 from normfree.data.images.image_set import ImageBatches, Split, in_order
+from normfree.errors import wrong_argument
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.builder import is_foreign
@@ -63,8 +64,14 @@ def as_data(given: ImageSet | Prepared) -> Data:
     """Wrap data that a caller passes to `fit`."""
     if isinstance(given, ImageSet):
         return MemoryImages(given)
-    from normfree.train.text.text_data import TextData  # imported here because images do not need it
+    from normfree.data.text.prepared_folder import Prepared  # imported here because images do not need it
+    from normfree.train.text.text_data import TextData
 
+    if not isinstance(given, Prepared):
+        remedy = (
+            "make one by normfree.data.image_set, name stored data as in data='cifar10', or train in a loop of your own"
+        )
+        raise wrong_argument("data", "an ImageSet or prepared text", given, remedy)
     return TextData(given)
 
 
@@ -302,7 +309,13 @@ class FolderImages(ImageData):
 def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
     """Raise `ValueError` if a model does not give each image one score per class."""
     expected = f"expected a model that gives images of {tuple(images.shape[1:])} a score for each of {classes} classes"
-    scores = try_model(model, [images], expected, "change the model's input or output size, or use other data")
+    remedy = "change the model's input or output size, or use other data"
+    if images.shape[1] == 1:
+        remedy = (
+            "these images are grey, with 1 channel, so use colour images, such as data='cifar10', or a model that "
+            "reads 1 channel"
+        )
+    scores = try_model(model, [images], expected, remedy)
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normfree.errors import unknown_name
+from normfree.errors import unknown_name, wrong_argument
 from normfree.train.config import TrainConfig
 
 _FILE = Path(__file__).with_name("recipes.toml")
@@ -56,6 +56,8 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
         ValueError: If the recipe or a setting is unknown (the message names the closest one) or a value is bad.
     """
     known = _read_recipes()
+    if not isinstance(name, str):
+        raise wrong_argument("name", "the name of a recipe", name, "see normfree train --list")
     if name not in known:
         raise unknown_name("recipe", name, known)
     return known[name].config.with_changes(**changes)

@@ -15,7 +15,7 @@ from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from normfree.checksums import read_limited
 from normfree.errors import unknown_name
@@ -45,6 +45,17 @@ def setting(default: Any, help: str, range: str | None = None, *, remedy: str = 
     return field(default=default, metadata={"help": help, "range": range, "remedy": remedy})
 
 
+class NamedSettings:
+    """A base of settings whose constructor names the closest setting for one that is unknown."""
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        try:
+            require_known(given, field_types(cls))
+        except ValueError as error:
+            raise TypeError(str(error)) from None  # as Python does for any other function
+        return super().__new__(cls)
+
+
 def require_in_range(setting: Field[Any], value: Any) -> None:
     """Raise `ValueError` if a value is outside the range of its setting."""
     words = setting.metadata["range"]
@@ -62,11 +73,12 @@ def field_types(settings: Any) -> dict[str, Any]:
 _cached_types = cache(get_type_hints)  # behind a function, because mypy considers no dataclass hashable
 
 
-def require_known(name: str, known: Iterable[str], where: str = "") -> None:
-    """Raise `ValueError` with the closest known name if a name is unknown."""
+def require_known(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    """Raise `ValueError` with the closest known name if one of the names is unknown."""
     known = list(known)
-    if name not in known:
-        raise unknown_name("setting", name, known, where)
+    for name in names:
+        if name not in known:
+            raise unknown_name("setting", name, known, where)
 
 
 def coerce(name: str, hint: Any, value: Any) -> Any:
@@ -140,7 +152,7 @@ def parse_changes(settings: type, texts: Iterable[str]) -> dict[str, Any]:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise ValueError(f"expected a change as 'name=value', such as 'lr=0.2', got '{text}'")
-        require_known(name, types)
+        require_known([name], types)
         if name in changes:
             raise ValueError(f"expected each setting once, got '{name}' twice; leave one out")
         changes[name] = coerce(name, types[name], _value(types[name], value))

@@ -96,7 +96,7 @@ def parse_search(texts: Iterable[str]) -> SearchSpace:
         name, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not values:
             raise ValueError(f"expected a search such as {_SAMPLE}, got '{text}'")
-        require_known(name, field_types(TrainConfig))
+        require_known([name], field_types(TrainConfig))
         if name in found:
             raise ValueError(f"expected each setting once in a search, got '{name}' twice; leave one out")
         if name in NOT_IN_FINGERPRINT or name in _FIXED:

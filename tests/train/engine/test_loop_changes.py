@@ -124,7 +124,8 @@ def test_folder_of_a_run_that_never_took_a_step_is_used_again(tmp_path: Path, mo
     assert RunFolder(tmp_path).exists
     assert fit(tmp_path, epochs=1).status == "finished"  # with another configuration
     with pytest.raises(
-        ValueError, match=r"holds one \(finished\); continue it with --resume, replace it with --overwrite"
+        ValueError,
+        match=r"holds one \(finished\); continue .* train --resume .* or resume=True, replace it with --overwrite",
     ):
         fit(tmp_path, epochs=1)
 

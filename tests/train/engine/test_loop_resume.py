@@ -281,7 +281,7 @@ def test_run_that_is_held_is_refused(whole: Path) -> None:
 
 def test_folder_with_a_run_is_not_begun_again(whole: Path) -> None:
     before = contents(whole)
-    with pytest.raises(ValueError, match=r"holds one \(finished\); continue it with --resume"):
+    with pytest.raises(ValueError, match=r"holds one \(finished\); continue .* train --resume .* or resume=True"):
         fit(whole)
     assert contents(whole) == before
 

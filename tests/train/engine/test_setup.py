@@ -16,6 +16,7 @@ from normfree.conversion.saving import read_plan, save_converted
 from normfree.train import RunFolder
 from normfree.train.data_sources import AS_BUILT, as_data
 from normfree.train.engine import loop as engine
+from normfree.train.engine import setup
 from normfree.train.engine.setup import classifier_parameters, model_settings, parameter_groups
 from normfree.train.engine.step import TrainStep
 from thin_resnet import thin_resnet
@@ -127,6 +128,52 @@ def test_given_model_with_its_plan_is_trained_by_its_method(tmp_path: Path) -> N
     assert same(nf.load(tmp_path / "saved", trust=True), model)
 
 
+def test_converted_model_is_trained_by_the_method_that_it_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without plan=, a run has the same groups, method, numbers and files."""
+    seen: list[list[tuple[str, float, float, int]]] = []
+    build_step = TrainStep.__init__
+
+    def init(self: TrainStep, model: nn.Module, groups: list[dict[str, Any]], *args: Any, **rest: Any) -> None:
+        seen.append([(g["name"], g["lr"], g["weight_decay"], len(g["params"])) for g in groups])
+        build_step(self, model, groups, *args, **rest)
+
+    monkeypatch.setattr(TrainStep, "__init__", init)
+    example = torch.randn(4, 1, 14, 14, generator=torch.Generator().manual_seed(0))
+    results = []
+    for name, passed in (("with", True), ("without", False)):
+        model, plan = nf.convert(thin_resnet(), "fixup", example, generator=torch.Generator().manual_seed(0))
+        results.append(nf.fit(config("hanin"), model=model, plan=plan if passed else None, out=tmp_path / name))
+        assert read_plan(tmp_path / name) == plan
+        assert same(nf.load(tmp_path / name, trust=True), model)
+    assert seen[0] == seen[1]
+    rates = {name: lr for name, lr, *_ in seen[1]}
+    assert rates["scalars"] == pytest.approx(rates["weights"] / 10)
+    assert [result.config.method for result in results] == [plan.changes.method] * 2
+    assert same(results[0].model, results[1].model)
+    assert results[0].test == results[1].test
+
+
+def test_run_that_began_as_built_goes_on_as_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Release 0.1 trained a converted model without plan= by one group, and its stored configuration says so."""
+    example = torch.randn(4, 1, 14, 14, generator=torch.Generator().manual_seed(0))
+
+    def converted() -> nn.Module:
+        return nf.convert(thin_resnet(), "fixup", example, generator=torch.Generator().manual_seed(0))[0]
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(setup, "kept_plan", lambda model: None)
+        nf.fit(config("fixup", epochs=1), model=converted(), out=tmp_path / "run")
+        whole = nf.fit(config("fixup", epochs=1), model=converted(), out=tmp_path / "longer")
+        nf.fit(config("fixup", epochs=2), model=converted(), out=tmp_path / "longer", resume=True)
+    resumed = nf.fit(config("fixup", epochs=2), model=converted(), out=tmp_path / "run", resume=True)
+    assert (resumed.status, resumed.config.method) == ("finished", AS_BUILT)
+    assert not (tmp_path / "run" / "plan.json").exists()
+    assert same(resumed.model, nf.load(tmp_path / "longer", model=converted()))
+    assert not same(resumed.model, whole.model)
+
+
 def test_given_model_without_a_plan_is_trained_as_it_is() -> None:
     result = nf.fit(config("fixup", epochs=1), model=thin_resnet())
     assert (result.config.method, norms(result.model)) == (AS_BUILT, 6)
@@ -146,7 +193,10 @@ def test_method_comes_with_a_plan_that_no_conversion_made() -> None:
         ({"method": "batchnorm"}, "with method='as built'"),
         ({"method": "convshort"}, "cannot be converted by|cannot be done"),
         ({"method": "fixupp"}, "did you mean 'fixup'"),
-        ({"model": "torchvision:resnet18"}, r"images of \(1, 14, 14\).*ResNet failed"),
+        (
+            {"model": "torchvision:resnet18"},
+            r"images of \(1, 14, 14\).*ResNet failed.*images are grey.*colour images",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_one_sentence(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

@@ -84,7 +84,12 @@ def test_new_run_makes_its_folder(tmp_path: Path) -> None:
 def test_second_start_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     run = begin(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"holds one \(unfinished\); continue it with --resume") as caught, run.hold():
+    with (
+        pytest.raises(
+            ValueError, match=r"holds one \(unfinished\); continue .* train --resume .* or resume=True"
+        ) as caught,
+        run.hold(),
+    ):
         pass
     assert "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

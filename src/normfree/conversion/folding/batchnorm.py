@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from normfree.arguments import check_arguments
 from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
 from normfree.conversion.folding.module_flow import LayerArrays, MarkedModel, ModuleFlow, cannot_fold_into
 from normfree.graph.flow import Node
@@ -47,6 +48,7 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
     >>> print(folded[1], record)
     Identity() 1 of 1 folded
     """
+    check_arguments(model=model, example=example)
     for name, module in model.named_modules():
         _check(name, module)
     marked = MarkedModel(deepcopy(model).eval())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from normfree.arguments import check_arguments
 from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
 from normfree.conversion.folding.module_flow import LayerArrays, MarkedModel, ModuleFlow, base_class, cannot_fold_into
 from normfree.conversion.folding.scale_solver import FoldStep, StepKind, solve_factors_, solve_shifts_
@@ -70,6 +71,7 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
     >>> print(fold_(model))
     47 of 47 folded
     """
+    check_arguments(model=model)
     training = next((name for name, module in model.named_modules() if module.training), None)
     if training is not None:
         raise ValueError(

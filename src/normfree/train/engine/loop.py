@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from normfree.arguments import check_arguments
 from normfree.data import ImageSet
 from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
@@ -59,8 +60,8 @@ def fit(
     """Train a model, and test it at the end.
 
     SIGINT and SIGTERM let the run finish its step or batch and save. A run that diverges ends with the model of its
-    last good checkpoint, or with the initial one. A third-party model that the configuration names is converted by its
-    method, or stays as it is with the method 'as built'.
+    last good checkpoint, or with the initial one. A third-party model that the configuration names is converted, or
+    stays as it is with the method 'as built'.
 
         result = nf.fit(nf.recipe("fashion", epochs=2), out="runs/fashion")
         print(result.test.accuracy)
@@ -69,7 +70,7 @@ def fit(
         config: All settings of the run.
         model: A model to train, instead of the configured model.
         data: Data to train on, instead of the configured data.
-        plan: The plan of a given model that was converted, so that its parameters learn and decay as its method asks.
+        plan: The plan of a given model, by which its parameters learn and decay. Default: the one that it remembers.
         out: The folder of the run, which can be resumed bit for bit after a signal or a kill. None keeps nothing.
         resume: Whether to resume the run in `out`. Settings that change no number may differ, and `epochs`.
         overwrite: Whether to replace a run in `out`. It is removed when the new one is ready to train.
@@ -86,6 +87,7 @@ def fit(
         ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
         OSError: If the folder cannot be written.
     """
+    check_arguments(config=config)
     done = (RunFolder(out).saved_step or 0) if resume and out is not None else 0
     with (
         RunDisplay(config.model, progress, page=picture, done=done) as display,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from normfree.arguments import check_arguments
 from normfree.data import ImageSet
 from normfree.errors import require_package
 from normfree.models import BaseModel
@@ -190,6 +191,7 @@ def open_run(
     `fit`.
     """
     started = time.perf_counter()
+    check_arguments(plan=plan, **{} if model is None else {"model": model})
     device = device_of(config.device)
     if config.tensorboard:
         require_package("tensorboard", "tensorboard=true")
@@ -206,6 +208,10 @@ def open_run(
         with processes.shared_errors():
             if folder is not None:
                 stack.enter_context(folder.hold(resume=resume, overwrite=overwrite))
+            as_built = resume and folder is not None and _began_as_built(folder)
+        if plan is None and not processes.broadcast(as_built):
+            plan = _converted_plan(model)
+        with processes.shared_errors():
             prepared = prepare_training(
                 config,
                 model=model,
@@ -293,6 +299,16 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     if plan is not None:
         method = config.method if plan.changes is None else getattr(plan.changes, "method", AS_BUILT)
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
+
+
+def _converted_plan(model: nn.Module | None) -> ResidualPlan | None:
+    """Return the plan that a given third-party model remembers from its conversion; None if it was not converted."""
+    return None if model is None or isinstance(model, BaseModel) else kept_plan(model)
+
+
+def _began_as_built(folder: RunFolder) -> bool:
+    """Return whether a run trains a model without a method; release 0.1 did so for a converted one without `plan`."""
+    return folder.config_path.exists() and folder.read_config().method == AS_BUILT
 
 
 def _require_effect(config: TrainConfig, data: Data, *, foreign: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from normfree.arguments import check_arguments
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
 from normfree.train.data_sources import explained_worker_end, is_text, open_data
@@ -47,6 +48,7 @@ def evaluate(
         ValueError: If the folder holds no run, its checkpoint is damaged, its model is unknown, or its data is missing,
             has changed or has no test split.
     """
+    check_arguments(folder=run)
     config, data = _config_and_data(run, data_dir)
     place = device_of(device)
     model = load(run, device=str(place), trust=trust)

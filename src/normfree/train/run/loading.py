@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normfree.arguments import check_arguments
 from normfree.checksums import warn_without_checksum
 from normfree.conversion.saving import (
     PLAN,
@@ -29,6 +30,7 @@ from normfree.models.builder import is_foreign
 from normfree.models.third_party import require_trusted
 from normfree.models.weight_files import SizeLimit
 from normfree.nn.attention import random_words
+from normfree.nn.devices import device_of
 from normfree.nn.scalars import with_dimension
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.run import checkpoint
@@ -90,13 +92,15 @@ def load(
         ValueError: If the folder holds neither a run nor a converted model, a file is missing or damaged, the stored
             name needs `trust`, or the model does not fit.
     """
+    check_arguments(folder=folder, **{} if model is None else {"model": model})
+    place = device_of(device)
     if is_converted(folder):
         if model is not None:
             raise ValueError(
                 f"expected a factory for the converted model in '{folder}', got model=; pass a factory "
                 "of the original model as the second argument"
             )
-        return load_converted(folder, factory, trust=trust)[0].to(device)
+        return load_converted(folder, factory, trust=trust)[0].to(place)
     configured = RunFolder(folder).config_path.exists()
     if not configured and (model is None or checkpoint.latest(folder) is None):
         raise ValueError(
@@ -114,7 +118,7 @@ def load(
         with SizeLimit(tensors, folder):
             model = _build(Path(folder), config, state, factory, trust)
     _fill_(model, weights, folder)
-    return model.to(device).eval()
+    return model.to(place).eval()
 
 
 def holds_model(folder: str | Path) -> bool:

@@ -116,9 +116,12 @@ class RunResult:
     command: str | None = None
 
     def __repr__(self) -> str:
+        from normfree.methods.method import short_spec  # imported here because it loads torch
+
         score = "" if self.judged is None else f", {self.judged[0]} accuracy {percent(self.judged[1].accuracy)}"
-        run = f"{self.config.model!r}, {self.config.method!r}"
-        return f"RunResult({run}: {self.status} after {self.epochs:.3g} epochs{score})"
+        run = f"{self.config.model!r}, {short_spec(self.config.method)!r}"
+        epochs = f"{self.epochs:.3g} epoch{'s' * (self.epochs != 1)}"
+        return f"RunResult({run}: {self.status} after {epochs}{score})"
 
     def _repr_html_(self) -> str:
         return notebook_html(repr(self), [f"{self.parameters:,} parameters, {duration(self.seconds)}"])

@@ -159,8 +159,8 @@ class RunFolder:
         """Raise `ValueError` if the folder holds a run that has begun, unless it is to be overwritten."""
         if self.has_begun and not overwrite:
             raise ValueError(
-                f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it "
-                "with --resume, replace it with --overwrite, or choose another folder"
+                f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it with "
+                f"normfree train --resume {self.path} or resume=True, replace it with --overwrite or overwrite=True"
             )
 
     def _require_run(self) -> None:
