@@ -157,7 +157,8 @@ class Inspection:
                 f"left in place, though it behaves like a normalizer: {listed(self.norm_like, self.norm_like)}; to "
                 "have it removed, give its class the name of one, such as MyLayerNorm"
             )
-        if scales := [name for branch in self.plan.branches for name in branch.scales if not keeps_layers]:
+        scales = dict.fromkeys(name for branch in self.plan.branches for name in branch.scales if not keeps_layers)
+        if scales:
             notes.append(f"layer scales were set to 1, because the method scales the branches: {listed(scales)}")
         if self.squares and self.norms:
             notes.append(
