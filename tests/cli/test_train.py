@@ -321,7 +321,7 @@ def test_resume_refuses_changes_by_name(run: Run) -> None:
     status, _, err = run("train", "--resume", "run", "--set", "seed=1")
     assert status == 2
     assert is_one_line_error(err)
-    assert "it has seed 0, not 1" in err
+    assert "has seed=0, but this command gives seed=1" in err
 
 
 def test_longer_run_and_another_one_in_its_folder(run: Run) -> None:

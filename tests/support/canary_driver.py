@@ -1,7 +1,7 @@
 """Compute canaries with the code of an earlier commit; `canaries.py` runs this file there, with PYTHONPATH set to it.
 
 It uses only what all commits have had since the first stored run: `nf.fit`, `nf.TrainConfig`, and a step class with
-`__call__`, `state`, `model` and `loss_sum`. It prints the figures by family as JSON; null where the commit fails.
+`__call__`, `state`, `model` and `loss_sum`. It prints the figures by probe as JSON; null where the commit fails.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import normfree as nf
 
 
 def main() -> None:
-    """Read the job that the first argument names, and print the figures of its families."""
+    """Read the job that the first argument names, and print the figures of its probes."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    found = {family: _figures(settings, job["data"]) for family, settings in job["families"].items()}
+    found = {probe: _figures(settings, job["data"]) for probe, settings in job["probes"].items()}
     print(json.dumps(found))
 
 

@@ -183,7 +183,7 @@ def test_settings_that_exclude_each_other_are_a_trial(tmp_path: Path) -> None:
         ({"metric": "accuracy"}, "expected the metric 'loss' of the study"),
         (
             {"config": CONFIG.with_changes(seed=1)},
-            "the configuration of the study in .*: it has seed 0, not 1",
+            "the study in .* has seed=0, but this command gives seed=1",
         ),
         ({"trials": 0}, "expected at least 1 trial, got 0"),
         ({"sampler": "tep"}, "unknown sampler 'tep'; did you mean 'tpe'"),

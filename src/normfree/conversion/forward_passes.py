@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from normfree.conversion.message_text import quoted
 from normfree.graph.flow import tensors_of
+from normfree.graph.recorder import DIFFERENTIATES, differentiates
 from normfree.nn.model_state import eval_pass, preserve_model_state, run_on_copy, small_copy, substitute_tensors
 from normfree.plan import ResidualPlan
 
@@ -214,9 +215,10 @@ def model_failed_error(model: nn.Module, error: Exception) -> MethodError:
     names = {id(module): name for name, module in model.named_modules()}
     running = [id(frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     place = next((names[key] for key in reversed(running) if key in names), "")
+    relies = "its own code may rely on a normalizer, or on the class of a layer"
     return MethodError(
         f"expected the converted {type(model).__name__} to run on the example, but {quoted(place)} failed: {error}; "
-        "its own code may rely on a normalizer, or on the class of a layer",
+        f"{DIFFERENTIATES if differentiates(error) else relies}",
         found_by="forward",
     )
 

@@ -221,16 +221,12 @@ def output_facts(output: Tensor, targets: Any = None) -> OutputFacts:
     return OutputFacts(classes, square, chance, float(likely.mean()), variation, favourite, probabilities)
 
 
+# The ranges of the functions that may end a network.
 RANGES = {
-    "Relu": (0.0, math.inf),
-    "Softplus": (0.0, math.inf),
-    "Exp": (0.0, math.inf),
-    "Sigmoid": (0.0, 1.0),
-    "Hardsigmoid": (0.0, 1.0),
-    "Softmax": (0.0, 1.0),
-    "Tanh": (-1.0, 1.0),
-    "Hardtanh": (-1.0, 1.0),
-}  # of the functions that may end a network
+    **dict.fromkeys(("Relu", "Softplus", "Exp"), (0.0, math.inf)),
+    **dict.fromkeys(("Sigmoid", "Hardsigmoid", "Softmax"), (0.0, 1.0)),
+    **dict.fromkeys(("Tanh", "Hardtanh"), (-1.0, 1.0)),
+}
 
 
 @torch.no_grad()

@@ -376,10 +376,9 @@ def _backward(parts: ModelParts, starts: dict[Tensor, Tensor | None]) -> None:
     except RuntimeError as error:
         if not (place := overwritten_place(parts, starts)):
             raise
-        raise ValueError(
-            f"expected a backward pass, but a tensor that it needs was changed in place behind {place}; write "
-            "x = x * y there, not x *= y or x.mul_(y)"
-        ) from error
+        remedy = "write x = x * y there, not x *= y or x.mul_(y)"
+        message = f"expected a backward pass, but a tensor that it needs was changed in place behind {place}; {remedy}"
+        raise ValueError(message) from error
 
 
 def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:
@@ -390,11 +389,8 @@ def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:
 @contextmanager
 def _unfrozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let every parameter require a gradient, but for sharded ones."""
-    frozen = [
-        p
-        for p in parameters
-        if not p.requires_grad and (p.is_floating_point() or p.is_complex()) and not is_sharded(p)  # FSDP2 keeps a copy
-    ]
+    floats = (p for p in parameters if p.is_floating_point() or p.is_complex())
+    frozen = [p for p in floats if not p.requires_grad and not is_sharded(p)]  # FSDP2 keeps a copy of a sharded one
     try:
         for p in frozen:
             p.requires_grad_(True)

@@ -117,7 +117,7 @@ def faults_of_the_targets(signal: Signal) -> Iterator[Finding]:
     sizes = [(f.place, f.value, f.mean) for f in signal.by_kind["targets"]]
     if "float" in y.dtype and not y.alike:
         sizes.append(("the targets", y.size, math.sqrt(head.mean_square)))
-    for place, size, output in islice((t for t in sizes if t[1] > TARGETS_LARGE * max(1.0, t[2])), 1):
+    for place, size, _ in islice((t for t in sizes if t[1] > TARGETS_LARGE * max(1.0, t[2])), 1):
         yield finding("targets scale", place, size=size)
     count = signal.zero_loss / math.log(head.classes) if head.classes > 1 and "NllLoss" in signal.graph.loss else 1.0
     if count > 3 and abs(count - round(count)) < 1e-3 * count:

@@ -47,6 +47,10 @@ from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES, is_norm
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
+DIFFERENTIATES = (
+    "its forward pass differentiates, and runs without gradients here: pass the network that it differentiates instead "
+    "of the whole model"
+)
 _PASSING = (ScalarBias, ScalarMultiplier, nn.Identity, nn.Dropout, nn.AlphaDropout)
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 _ATTENTION_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
@@ -76,9 +80,7 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
         return _record_meta(model, args, kwargs, kept)
     except Exception as without_values:  # whatever the model's own code raises
         try:
-            return _record_values(
-                model, args, kwargs, kept, differentiates="does not require grad" in str(without_values)
-            )
+            return _record_values(model, args, kwargs, kept, differentiates(without_values))
         except Exception as error:
             # On an example without values the second run adds no information.
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
@@ -87,14 +89,16 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
                 f"check the example's shape{shapes} (--input gives another), or in Python pass a hand-written "
                 "ResidualPlan"
             )
-            if "does not require grad" in str(cause):
-                remedy = (
-                    "its forward pass differentiates, and a model is recorded without gradients: pass the network that "
-                    "it differentiates instead of the whole model"
-                )
+            if differentiates(cause):
+                remedy = DIFFERENTIATES
             raise ValueError(
                 f"expected a model that runs on the example, but {type(model).__name__} failed: {cause}; {remedy}"
             ) from cause
+
+
+def differentiates(error: Exception) -> bool:
+    """Whether a model failed without gradients because its forward pass takes a derivative."""
+    return "does not require grad" in str(error)
 
 
 def _identities(model: nn.Module) -> set[str]:
@@ -114,22 +118,22 @@ def _record_meta(model: nn.Module, args: Any, kwargs: Any, kept: set[str]) -> Fl
         return _run_recorded(model, args, kwargs, kept)
 
 
-def _record_values(model: nn.Module, args: Any, kwargs: Any, kept: set[str], differentiates: bool) -> Flow:
+def _record_values(model: nn.Module, args: Any, kwargs: Any, kept: set[str], gradients: bool) -> Flow:
     if any(t.is_meta for t in (*model.parameters(), *tensors_of((args, kwargs)))):
         raise ValueError("a model or example without values")
     twin = deepcopy(model)
     args, kwargs = deepcopy((args, kwargs))  # a model may write into its input
     with preserve_random_state((*twin.parameters(), *tensors_of((args, kwargs)))):
-        return _run_recorded(twin, args, kwargs, kept, differentiates)
+        return _run_recorded(twin, args, kwargs, kept, gradients)
 
 
-def _run_recorded(model: nn.Module, args: Any, kwargs: Any, kept: set[str], differentiates: bool = False) -> Flow:
+def _run_recorded(model: nn.Module, args: Any, kwargs: Any, kept: set[str], gradients: bool = False) -> Flow:
     modules = dict(model.named_modules())
     flow = Flow(WeightUses({name: p for name, p in model.named_parameters() if name not in kept}))
     flow.add("input", "input", (), (args, kwargs))
     recorder = _Recorder(flow, modules)
     recorder.watch_norms_()
-    with torch.set_grad_enabled(differentiates), recorder.following(modules):
+    with torch.set_grad_enabled(gradients), recorder.following(modules):
         flow.finish(model(*args, **kwargs))
     flow.release_tensors()
     return flow

@@ -149,15 +149,9 @@ class _Rows:
 
 
 def stacked_weight(kind: WeightKind, weight: Tensor, gain: Tensor) -> Tensor:
-    """Return the effective weights of layers with weight norm or standardization, stacked along the first axis.
+    """Return the effective weights of layers of one kind, from weights (layers, outputs, …) and gains of their shape.
 
-    Args:
-        kind: Their reparametrization.
-        weight: Their weights, (layers, outputs, …).
-        gain: Their gains, (layers, outputs, 1, …).
-
-    Raises:
-        ValueError: If layers of this kind have no gain per row.
+    Raises `ValueError` if layers of this kind have no gain per row.
     """
     if kind not in ("weight_norm", "standardized"):
         raise ValueError(f"expected layers of the kind weight_norm or standardized to stack, got '{kind}'")

@@ -329,7 +329,7 @@ def test_error_of_one_process_is_one_of_all(job: Path) -> None:
     assert "got 33" in odd
     assert "4 micro-batches" in parts
     assert "holds one" in taken
-    assert "configuration" in other
+    assert "but this command gives" in other
     assert "(in process 0 of 2)" in other
 
 

@@ -456,15 +456,15 @@ def test_same_configuration_is_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"lr": 0.2}, "it has lr 0.1, not 0.2;"),
-        ({"crop": 0}, "it has crop 4, not 0;"),
-        ({"flip": False}, "it has flip True, not False;"),
-        ({"form": "pre"}, "it has form None, not 'pre';"),
-        ({"betas": (0.9, 0.98)}, r"it has betas \(0.9, 0.999\), not \(0.9, 0.98\);"),
+        ({"lr": 0.2}, "has lr=0.1, but this command gives lr=0.2;"),
+        ({"crop": 0}, "has crop=4, but this command gives crop=0;"),
+        ({"flip": False}, "has flip=True, but this command gives flip=False;"),
+        ({"form": "pre"}, "has form=None, but this command gives form=pre;"),
+        ({"betas": (0.9, 0.98)}, r"has betas=\(0.9, 0.999\), but this command gives betas=\(0.9, 0.98\);"),
         (
             dict.fromkeys(("crop", "cutout", "epochs", "block", "beam", "region", "seed", "workers"), 7),
-            "crop 4, not 7; cutout 0, not 7; epochs 10, not 7; block 128, not 7; beam 5, not 7; region 1, not 7; "
-            "seed 0, not 7; workers 4, not 7;",
+            "has crop=4, cutout=0, epochs=10, block=128, beam=5, region=1, seed=0, workers=4, but this command gives "
+            "crop=7, cutout=7, epochs=7, block=7, beam=7, region=7, seed=7, workers=7;",
         ),
     ],
 )

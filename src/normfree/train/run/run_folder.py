@@ -21,13 +21,7 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
-from normfree.checksums import (
-    Checksum,
-    check_sealed_text,
-    has_checksum,
-    list_checksums,
-    read_limited,
-)
+from normfree.checksums import Checksum, has_checksum, list_checksums, read_limited
 from normfree.files import (
     TEMPORARY,
     atomic_path,
@@ -52,6 +46,7 @@ from normfree.train.run.run_records import (
     PROGRESS,
     RESULT,
     SIGNAL,
+    check_config,
     read_lines,
     read_result,
 )
@@ -239,12 +234,8 @@ class RunFolder:
         Raises:
             ValueError: If it was altered after it was written, or is damaged.
         """
-        path = self.config_path
-        if not path.stat().st_size:  # it would be read as all defaults, which nobody trained
-            raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
-        remedy = "restore it, or start another run with the changed settings by --config"
-        check_sealed_text(path, "the configuration of the run", remedy)
-        return TrainConfig.from_toml(path, written_by=FIRST_RELEASE)
+        check_config(self.config_path)
+        return TrainConfig.from_toml(self.config_path, written_by=FIRST_RELEASE)
 
     def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""

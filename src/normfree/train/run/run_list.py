@@ -17,11 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from normfree.checksums import (
-    check_sealed_text,
-    parse_json,
-    read_limited,
-)
+from normfree.checksums import parse_json, read_limited
 from normfree.files import from_json_values
 from normfree.folder_lock import is_held
 from normfree.report.page import Card, Page
@@ -38,6 +34,7 @@ from normfree.train.run.run_records import (
     PROGRESS,
     RESULT,
     WatchedRun,
+    check_config,
     describe_run,
     read_last_line,
     read_result,
@@ -149,11 +146,8 @@ def _read_files(folder: Path, files: Sequence[tuple[int, int, int] | None]) -> W
 
 def _read_config(path: Path) -> dict[str, Any]:
     """Read the settings of a run as plain data, with today's defaults for those that are missing."""
-    check_sealed_text(path, "the configuration of the run", "restore it")
-    raw = read_limited(path)
-    if not raw:
-        raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
-    return {"epochs": TrainConfig.epochs, "data": TrainConfig.data, **parse_toml(raw, path)}
+    check_config(path)
+    return {"epochs": TrainConfig.epochs, "data": TrainConfig.data, **parse_toml(read_limited(path), path)}
 
 
 def _read_progress(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from normfree.checksums import has_kinds, parse_json, read_limited, read_sealed_json, require_regular
+from normfree.checksums import check_sealed_text, has_kinds, parse_json, read_limited, read_sealed_json, require_regular
 from normfree.files import from_json_values
 from normfree.train.run.result import RunStatus
 
@@ -23,6 +23,14 @@ _END = 1 << 16  # bytes at the end of the metrics in which the last record is lo
 # The kinds of the values that are read from a result, which may be forged; a number may be "nan".
 _KINDS: dict[str, Any] = {"status": str, "seconds": int | float | str, "config": dict, "files": dict}
 _SCORE_KINDS: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "score"), int | float | str)
+
+
+def check_config(path: Path) -> None:
+    """Raise `ValueError` if the configuration of a run is empty, or was altered after it was written."""
+    if not path.stat().st_size:  # it would be read as all defaults, which nobody trained
+        raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
+    remedy = "restore it, or start another run with the changed settings by --config"
+    check_sealed_text(path, "the configuration of the run", remedy)
 
 
 def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
