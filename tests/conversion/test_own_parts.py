@@ -154,3 +154,196 @@ def test_first_loss_is_that_of_scores_alone(make: Callable[[], nn.Module], are_s
     assert ("the first loss at" in text) is are_scores
     if are_scores:
         assert f"a uniform guess has {math.log(D):.3g}" in text
+
+
+# --- code that runs in training mode only
+
+
+class RunningNorm(nn.Module):
+    """Branch with a batch norm in its own code; `by_running` divides by the running statistics in training, too."""
+
+    def __init__(self, by_running: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.by_running = nn.Linear(D, D), nn.Linear(D, D), by_running
+        self.register_buffer("mean", torch.zeros(D))
+        self.register_buffer("variance", torch.ones(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        mean, variance = self.mean, self.variance
+        if self.training:
+            now, size = h.mean(0), h.var(0, unbiased=False)
+            mean.lerp_(now.detach(), 0.1)
+            variance.lerp_(size.detach(), 0.1)
+            if not self.by_running:
+                mean, variance = now, size
+        return x + self.last(torch.relu((h - mean) / torch.sqrt(variance + 1e-5)))
+
+
+@pytest.mark.parametrize("by_running", [False, True])
+def test_normalization_by_running_statistics_in_code_is_noted(by_running: bool) -> None:
+    model = nn.Sequential(RunningNorm(by_running), RunningNorm(by_running), nn.LayerNorm(D), nn.Linear(D, 4))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    _, plan = nf.convert(model, "fixup", torch.randn(6, D))
+    assert any("divided by its own scale in the code of '0', '1'" in note for note in plan.changes.notes)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class ReadsInTraining(nn.Module):
+    """Reads an attribute of its normalizer in training mode."""
+
+    def __init__(self, attribute: str) -> None:
+        super().__init__()
+        self.norm, self.layer, self.attribute = nn.LayerNorm(D), nn.Linear(D, D), attribute
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            x = x + 0 * torch.as_tensor(getattr(self.norm, self.attribute)).sum()
+        return x + self.layer(self.norm(x))
+
+
+@pytest.mark.parametrize("method", ["fixup", "nf"])
+def test_normalizer_that_is_read_in_training_is_kept_readable_or_refused(method: str) -> None:
+    def model(attribute: str) -> nn.Module:
+        return nn.Sequential(ReadsInTraining(attribute), ReadsInTraining(attribute), nn.Linear(D, 4))
+
+    x = torch.randn(6, D)
+    converted, _ = nf.convert(model("weight"), method, x)
+    converted.train()(x).sum().backward()
+    with pytest.raises(
+        ValueError, match=r"on the example in training mode, but '0\.norm' failed: .* no attribute 'eps'"
+    ):
+        nf.convert(model("eps"), method, x)
+    with pytest.raises(ValueError, match=r"'0\.norm' .*: other code reads its bias"):
+        nf.convert(model("bias"), method, x)
+
+
+def test_models_that_draw_random_numbers_in_training_leave_the_random_state() -> None:
+    model = nn.Sequential(ReadsInTraining("weight"), nn.Dropout(0.5), nn.Linear(D, 4)).train()
+    state = torch.get_rng_state()
+    nf.convert(model, "fixup", torch.ones(6, D).cumsum(0), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+
+
+# --- normalizers of other libraries
+
+
+class NoNorm(nn.Module):
+    """Scales and shifts, in the place of a normalizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.bias = nn.Parameter(torch.full((D,), 0.7)), nn.Parameter(torch.full((D,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain + self.bias
+
+
+class ActNorm(NoNorm):
+    """The same, in other code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.bias) * self.gain.exp()
+
+
+class GraphNorm(NoNorm):
+    """Normalizes over the samples: a control."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(0)
+        return super().forward(centred / centred.square().mean(0).add(1e-5).sqrt())
+
+
+def residual(norm: nn.Module, width: int = D) -> nn.Module:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = norm, nn.Linear(width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.layer(self.norm(x))
+
+    return nn.Sequential(Block(), nn.LayerNorm(width), nn.Linear(width, 4))
+
+
+@pytest.mark.parametrize("method", ["fixup", "dyt"])
+def test_module_named_like_a_normalizer_that_scales_and_shifts_stays(method: str) -> None:
+    x = torch.randn(6, D)
+    for kind in (NoNorm, ActNorm):
+        converted, plan = nf.convert(residual(kind()), method, x)
+        assert type(converted[0].norm) is kind
+        assert [record.kind for record in plan.changes.removed] == ["LayerNorm"]
+    with pytest.raises(ValueError, match=r"'0\.norm': GraphNorm is not a normalizer that can be removed"):
+        nf.convert(residual(GraphNorm()), method, x)
+
+
+class OwnBatchNorm(nn.Module):
+    """Batch norm whose vectors have names of their own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gain, self.offset = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        dims = (0, *range(2, x.dim()))
+        shape = (1, -1, *(1,) * (x.dim() - 2))
+        mean, variance = x.mean(dims, keepdim=True), x.var(dims, unbiased=False, keepdim=True)
+        return (x - mean) / (variance + 1e-5).sqrt() * self.gain.view(shape) + self.offset.view(shape)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((6, D), 1), ((6, D, 5, 5), 1)])
+def test_channels_of_an_own_normalizer_come_from_vectors_of_one_length(shape: tuple[int, ...], dim: int) -> None:
+    first = nn.Linear(D, D) if len(shape) == 2 else nn.Conv2d(D, D, 3, padding=1)
+    model = nn.Sequential(first, OwnBatchNorm(D), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+    x = torch.randn(shape)
+    model(x)
+    converted, _ = nf.convert(model, "dyt", x)
+    assert converted[1].weight.shape == (D,)
+    assert converted[1].dim % len(shape) == dim
+
+
+class Standardized(nn.Module):
+    """A parametrization that standardizes a weight."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        weight = weight - weight.mean(1, keepdim=True)
+        return weight / weight.std(1, keepdim=True)
+
+
+def test_parametrization_is_no_normalizer_of_the_signal() -> None:
+    model = residual(nn.LayerNorm(D))
+    nn.utils.parametrize.register_parametrization(model[0].layer, "weight", Standardized())
+    _, plan = nf.convert(model, "dyt", torch.randn(6, D))
+    assert not any("behaves like a normalizer" in note for note in plan.changes.notes)
+
+
+# --- outputs in objects
+
+
+class Batch:
+    """Tensors as attributes, beside a reference to itself."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores, self.parent = scores, self
+
+
+MAKERS: dict[str, Callable[[Tensor], object]] = {
+    "object": Batch,
+    "categorical": lambda scores: torch.distributions.Categorical(logits=scores),
+    "independent": lambda mean: torch.distributions.Independent(torch.distributions.Normal(mean, 1.0), 1),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_outputs_in_objects_are_checked(kind: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = residual(nn.LayerNorm(D))
+
+        def forward(self, x: Tensor) -> object:
+            return MAKERS[kind](self.net(x))
+
+    _, plan = nf.convert(Model(), "fixup", torch.randn(6, D))
+    assert not any("was not checked" in note for note in plan.changes.notes)

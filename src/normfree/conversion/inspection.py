@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normfree.conversion.message_text import listed, quoted
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node, tensors_of
 from normfree.graph.observer import DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS
-from normfree.graph.recorder import record
+from normfree.graph.recorder import record, record_training
 from normfree.nn.model_state import (
     call_arguments,
     eval_pass,
     preserve_model_state,
-    substitute_tensors,
 )
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -63,6 +61,7 @@ class Inspection:
         uncalled: The experts that the example does not reach.
         rectified: The layers whose output a ReLU reads.
         data_size: The largest root mean square of a tensor of the example that a first layer or normalizer reads.
+        trains_without_values: Whether the model runs in training mode on tensors without values.
         standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
             extends, or None if that returns another shape.
     """
@@ -71,7 +70,7 @@ class Inspection:
     flow: Flow
     norms: Mapping[str, str]
     norm_shapes: Mapping[str, tuple[int, ...]]
-    unknown_norms: Mapping[str, str]
+    unknown_norms: dict[str, str]
     tensors_read: Mapping[str, str]
     overwritten: Collection[str]
     several_inputs: Collection[str]
@@ -85,6 +84,7 @@ class Inspection:
     uncalled: Sequence[str] = ()
     rectified: Collection[str] = ()
     data_size: float = 0.0
+    trains_without_values: bool = False
     norm_like: dict[str, str] = field(default_factory=dict)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
 
@@ -218,10 +218,14 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     # In training mode a model may skip blocks at random.
     with eval_pass(model):
         flow = record(model, *args, **kwargs)
+    training = record_training(model, *args, **kwargs) if plan is None else None
+    flows = [flow, training] if training else [flow]
     norms = find_norms(model)
     returned = {node.name: [node] for node in flow.nodes if node.is_module}
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
-    inline = dict.fromkeys(node.home for node in flow.nodes if plan is None and _divides_by_own_scale(node))
+    steps = [node for each in flows for node in each.nodes] if plan is None else []
+    inline = dict.fromkeys(node.home for node in steps if _divides_by_own_scale(node))
+    read = [item for each in flows for item in each.norm_tensors_read.items()]
     plan = plan_from_flow(model, flow, heads) if plan is None else plan
     experts = expert_groups(model, plan) if flow.chooses_by_values() else []
     plan, uncalled = add_uncalled_experts(plan, flow, experts) if experts else (plan, [])
@@ -231,10 +235,13 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         norms={name: type(norm).__name__ for name, norm in norms.items()},
         norm_shapes={name: returned[name][0].shape for name in norms if returned.get(name)},
         unknown_norms=_unknown_norms(model),
-        tensors_read=flow.norm_tensors_read,
+        tensors_read=dict(sorted(read, key=lambda item: item[1] != "weight")),  # the last one of a name counts
         overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
-        several_inputs=[name for name in norms if name in flow.several_inputs],
-        functional_norms=[(home, function) for home, function in flow.normalizing if home not in norms],
+        several_inputs=[name for name in norms if any(name in each.several_inputs for each in flows)],
+        functional_norms=[
+            call for call in dict.fromkeys(chain(*(f.normalizing for f in flows))) if call[0] not in norms
+        ],
+        trains_without_values=training is not None,
         inline_norms=[home for home in inline if home not in norms],
         unaccounted=unaccounted(model, plan),
         parameters=sum(p.numel() for p in model.parameters()),
@@ -310,82 +317,3 @@ def _is_share(node: Node) -> bool:
             return True
         node = node.inputs[0]
     return False
-
-
-@contextmanager
-def probing(model: nn.Module, inspection: Inspection) -> Iterator[None]:
-    """Find the modules that normalize, and the layers that standardize their weight, from a pass of the model inside.
-
-    Inputs of modules of other libraries are kept on the way. At the end these modules run on scaled copies of them.
-    """
-    inputs: dict[str, Tensor] = {}
-    layers: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-            if len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(out, Tensor):
-                return
-            if isinstance(module, WEIGHT_LAYERS):
-                layers.setdefault(name, (args[0].detach().clone(), out.detach().clone()))
-            elif args[0].is_floating_point():
-                inputs.setdefault(name, args[0].detach().clone())
-
-        return hook
-
-    probed = {name: m for name, m in model.named_modules() if isinstance(m, WEIGHT_LAYERS) or _may_normalize(m)}
-    foreign = {n: m for n, m in probed.items() if not type(m).__module__.startswith(("torch.", "normfree."))}
-    handles = [module.register_forward_hook(keep(name)) for name, module in foreign.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not handles:
-        return
-    with preserve_model_state(model, attributes=True), torch.no_grad():
-        model.eval()
-        like = [name for name, x in inputs.items() if _normalizes(foreign[name], x)]
-        kinds = {type(foreign[name]) for name, xy in layers.items() if _ignores_scale(foreign[name], *xy)}
-        inspection.norm_like.update((name, type(foreign[name]).__name__) for name in like)
-        for name, (x, out) in layers.items():
-            if type(foreign[name]) in kinds:
-                base = plain_base(foreign[name])
-                same = base.forward(foreign[name], x).shape == out.shape
-                inspection.standardized[name] = base if same else None
-
-
-def plain_base(layer: nn.Module) -> Any:
-    """The class of torch that a weight layer extends."""
-    return next(kind for kind in type(layer).__mro__ if kind in WEIGHT_LAYERS)
-
-
-def _may_normalize(module: nn.Module) -> bool:
-    """Whether a module has no matrices or children, and is not a known normalizer."""
-    leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
-    return leaf and not is_norm(module)
-
-
-def _normalizes(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module returns the same for an input four times as large, but not for one of opposite sign.
-
-    The second test excludes a module whose output does not depend on its input.
-    """
-    module.train()  # to use the statistics of the batch
-    try:
-        out, large, turned = (module(factor * x) for factor in (1.0, 4.0, -1.0))
-    except Exception:  # whatever its own code raises, on input that the model did not give it
-        return False
-    if not isinstance(out, Tensor) or out.shape != x.shape or not out.isfinite().all():
-        return False
-    near = 0.02 * out.std(unbiased=False)
-    return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
-
-
-def _ignores_scale(layer: nn.Module, x: Tensor, out: Tensor) -> bool:
-    """Whether a layer returns the same with a weight four times as large: it standardizes its weight."""
-    weight = layer._parameters.get("weight")
-    if weight is None or not weight.any():
-        return False
-    with substitute_tensors(layer, {id(weight): 4 * weight}):
-        large = layer(x)
-    return bool((large - out).abs().mean() < 0.25 * out.std(unbiased=False))  # it would be 3 times for a plain one

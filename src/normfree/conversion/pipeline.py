@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Changes, Record, Removed, Rescaled
 from normfree.conversion.forward_passes import AttemptSucceeded, FoundBy, MethodError, floats_of, model_failed_error
-from normfree.conversion.inspection import NO_SUMS, Inspection, find_norms, inspect_model, plain_base, probing
+from normfree.conversion.inspection import NO_SUMS, Inspection, find_norms, inspect_model
 from normfree.conversion.message_text import MOST_REASONS, grouped, listed, quoted
+from normfree.conversion.probing import plain_base, probing
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
 from normfree.conversion.scalar_placement import UNREACHED, Placement, ScalarStart, add_scalars_, place_scalars
