@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normfree as nf
+from normfree.conversion import save_converted
+from pass_counter import Passes
 
 D = 16
 TOKENS = torch.randn(6, 5, D, generator=torch.Generator().manual_seed(1))
@@ -347,3 +350,60 @@ def test_outputs_in_objects_are_checked(kind: str) -> None:
 
     _, plan = nf.convert(Model(), "fixup", torch.randn(6, D))
     assert not any("was not checked" in note for note in plan.changes.notes)
+
+
+# --- models that do not take two images of the example
+
+
+class Frames(nn.Module):
+    """Reads clips of four frames, stored as images one after the other; `fixed` reads exactly three clips."""
+
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.stem, self.fixed = nn.Conv2d(3, D, 3, padding=1), fixed
+        self.block = nn.Sequential(nn.BatchNorm2d(D), nn.ReLU(), nn.Conv2d(D, D, 3, padding=1))
+        self.head = nn.Linear(D, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.block(x)
+        clips = x.mean((2, 3)).reshape(3 if self.fixed else -1, 4, D)
+        return self.head(clips.mean(1))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("method", ["fixup", "nf"])
+def test_the_whole_example_is_used_for_a_model_that_does_not_take_two_images(
+    method: str, fixed: bool, tmp_path: Path
+) -> None:
+    counter, images = Passes(), torch.randn(12, 3, 8, 8)
+    converted, plan = nf.convert(counter.around(Frames(fixed)), method, images)
+    assert counter.cost <= 15
+    assert len(plan.branches) == 1
+    assert converted(images).shape == (3, 5)
+    converted, _ = nf.convert(Frames(fixed), method, images)
+    save_converted(tmp_path / "frames", converted)
+    loaded = nf.load(tmp_path / "frames", lambda: Frames(fixed))
+    assert torch.equal(loaded.eval()(images), converted.eval()(images))
+
+
+# --- layers of own classes
+
+
+class GraphLayer(nn.Module):
+    """x W + b between neighbours, which a buffer names: more than a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(D, D) / 4), nn.Parameter(torch.zeros(D))
+        self.register_buffer("neighbours", torch.eye(6).roll(1, 0) + torch.eye(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.neighbours @ (x @ self.weight) + self.bias
+
+
+@pytest.mark.parametrize("method", ["nf", "wn"])
+def test_layer_that_mixes_samples_is_not_reparametrized(method: str) -> None:
+    model = nn.Sequential(GraphLayer(), nn.LayerNorm(D), nn.ReLU(), GraphLayer(), nn.LayerNorm(D), nn.Linear(D, 4))
+    with pytest.raises(ValueError, match=r"'0\.weight' .*: GraphLayer uses its weight in a custom way"):
+        nf.convert(model, method, torch.randn(6, D))

@@ -125,11 +125,19 @@ class Passes:
         self.heads = {layer.path for layer in plan.classifier}
         self.spent = 1  # the recording of the flow
         self._model = model
+        self._example = example
         self._small_scale = _SMALL * max(len(plan.branches), 1) ** -0.5
 
     def allows(self, cost: int) -> bool:
         """Whether further passes of this cost stay within the limit."""
         return self.spent + cost <= self.limit
+
+    def take_whole_example(self) -> bool:
+        """Run on the whole example from now on. Returns False if it was whole already."""
+        if not isinstance(self._example, Tensor) or len(self.small) == len(self._example):
+            return False
+        self.small = self._example.detach().clone()
+        return True
 
     def run(self, example: Any) -> Any:
         """Run the converted model forward.

@@ -23,7 +23,7 @@ from normfree.conversion.verification import Verification
 from normfree.graph.convertibility import check_request, layers_not_reparametrizable, require_signal
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
-from normfree.nn.model_state import restored_on_error, small_copy
+from normfree.nn.model_state import restored_on_error
 from normfree.nn.scalars import ScalarName, scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan, remember_plan_
@@ -225,7 +225,7 @@ def _run_steps_(conversion: _Conversion, generator: torch.Generator | None) -> R
         notes=(*conversion.inspection.notes(keeps_layers=conversion.keeps_layers), *conversion.notes),
     )
     plan = replace(conversion.inspection.plan, changes=changes)
-    remember_plan_(conversion.model, plan, small_copy(conversion.example))
+    remember_plan_(conversion.model, plan, conversion.verification.passes.small)
     return plan
 
 

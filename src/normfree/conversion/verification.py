@@ -62,7 +62,15 @@ class Verification:
         self._learned: dict[str, bool] | None = None  # known once it is needed
 
     def run_original(self) -> None:
-        """Run the model before it is converted."""
+        """Run the model before it is converted; on the whole example if it does not take two images of it."""
+        try:
+            self._run_original()
+        except Exception:  # whatever the model's own code raises
+            if not self.passes.take_whole_example():
+                raise
+            self._run_original()
+
+    def _run_original(self) -> None:
         with self.passes.forward(self._inspection.norms) as run:
             self._outputs, self._learning = run.outputs, run.reached()
             self._returns_loss = run.returns_loss
