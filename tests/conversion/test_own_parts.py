@@ -407,3 +407,59 @@ def test_layer_that_mixes_samples_is_not_reparametrized(method: str) -> None:
     model = nn.Sequential(GraphLayer(), nn.LayerNorm(D), nn.ReLU(), GraphLayer(), nn.LayerNorm(D), nn.Linear(D, 4))
     with pytest.raises(ValueError, match=r"'0\.weight' .*: GraphLayer uses its weight in a custom way"):
         nf.convert(model, method, torch.randn(6, D))
+
+
+# --- products of the signal with itself
+
+
+class Retention(nn.Module):
+    """Attention without a softmax, and a gate: the fourth power of the stream where no normalizer limits it."""
+
+    def __init__(self, divides: bool = False) -> None:
+        super().__init__()
+        self.norm, self.inner, self.divides = nn.LayerNorm(D), nn.LayerNorm(D), divides
+        self.query, self.key, self.value, self.gate, self.last = (nn.Linear(D, D) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        query, key = F.elu(self.query(h)) + 1, F.elu(self.key(h)) + 1
+        read = query @ (key.transpose(1, 2) @ self.value(h))
+        if self.divides:
+            return x + self.last(read / (query @ key.sum(1).unsqueeze(-1)))
+        return x + self.last(F.silu(self.gate(h)) * self.inner(read))
+
+
+class Polynomial(nn.Module):
+    """A product of three layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(D)
+        self.layers, self.last = nn.ModuleList(nn.Linear(D, D) for _ in range(3)), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = (layer(self.norm(x)) for layer in self.layers)
+        return x + self.last(a * b * c)
+
+
+class Softened(Attention):
+    """Attention with a softmax and a gated feed-forward: a control."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        h = self.norm(x)
+        return x + self.value(F.silu(self.query(h)) * self.key(h))
+
+
+@pytest.mark.parametrize(
+    ("block", "noted"),
+    [(Retention, True), (lambda: Retention(divides=True), False), (Polynomial, True), (Softened, False)],
+)
+def test_branches_that_grow_as_a_third_power_are_noted(block: Callable[[], nn.Module], noted: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, D), block(), block(), nn.Flatten(), nn.Linear(5 * D, 4))
+    for method, limits in (("fixup", False), ("dyt", True)):
+        _, plan = nf.convert(model, method, TOKENS)
+        found = [note for note in plan.changes.notes if "multiplied with itself" in note]
+        assert bool(found) is (noted and not limits)
+        assert all("'1', '2'" in note for note in found)

@@ -15,8 +15,9 @@ from normfree.conversion.message_text import listed, quoted
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node, tensors_of
-from normfree.graph.observer import DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS
+from normfree.graph.observer import ATTENTION, DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS
 from normfree.graph.recorder import record, record_training
+from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.nn.model_state import (
     call_arguments,
     eval_pass,
@@ -57,6 +58,7 @@ class Inspection:
         weightless: The weightless branches, such as pooling.
         norm_like: The modules of unknown classes that behave like a normalizer, each with its class.
         squares: The modules that return a power of the signal to a layer, such as a squared ReLU.
+        powers: The branches that grow as the third or a higher power of the stream, such as linear attention.
         experts: The groups of experts, of which the model chooses some by values.
         uncalled: The experts that the example does not reach.
         rectified: The layers whose output a ReLU reads.
@@ -80,6 +82,7 @@ class Inspection:
     parameters: int
     weightless: Sequence[WeightlessBranch] = ()
     squares: Sequence[str] = ()
+    powers: Sequence[str] = ()
     experts: Sequence[Sequence[str]] = ()
     uncalled: Sequence[str] = ()
     rectified: Collection[str] = ()
@@ -160,12 +163,13 @@ class Inspection:
         scales = dict.fromkeys(name for branch in self.plan.branches for name in branch.scales if not keeps_layers)
         if scales:
             notes.append(f"layer scales were set to 1, because the method scales the branches: {listed(scales)}")
-        if self.squares and self.norms:
-            notes.append(
-                f"no normalizer limits the signal before it is squared any more, in {listed(self.squares)}, so that "
-                "the signal explodes at high learning rates; use the rate that find_lr finds, and adaptive clipping "
-                "(clip_grad_agc_)"
-            )
+        for product, places in (("squared", self.squares), ("multiplied with itself twice or more", self.powers)):
+            if places and self.norms and not keeps_layers:  # tanh limits the signal
+                notes.append(
+                    f"no normalizer limits the signal before it is {product} any more, in {listed(places)}, so that "
+                    "the signal explodes at high learning rates; use the rate that find_lr finds, and adaptive "
+                    "clipping (clip_grad_agc_)"
+                )
         notes += filter(None, [self.data_scale_remedy()])
         if not self.norms:
             notes.append(
@@ -247,6 +251,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         parameters=sum(p.numel() for p in model.parameters()),
         weightless=weightless_branches(flow, plan),
         squares=_squares(model, flow),
+        powers=_powers(flow, plan),
         experts=experts,
         uncalled=uncalled,
         rectified={w.module for n in flow.nodes for w in n.weights if any(u.function in RECTIFIERS for u in n.users)},
@@ -283,6 +288,32 @@ def _squares(model: nn.Module, flow: Flow) -> list[str]:
                 break
             step = followers[0]
             found += [node.name if node.is_module else node.home] if step.kind == "weight" else []
+    return list(dict.fromkeys(found))
+
+
+def _powers(flow: Flow, plan: ResidualPlan) -> list[str]:
+    """The branches that grow as the third or a higher power of the stream: a product of three signals is such a power.
+
+    A bounded factor does not count, nor do the weights of a softmax; a quotient has the difference of both powers.
+    """
+    names = {(branch.home, branch.addition): branch.name for branch in plan.branches}
+    found = []
+    for addition in (node for node in flow.nodes if (node.home, node.ordinal) in names):
+        ancestor, sides = latest_common_ancestor(addition, {})
+        power: dict[Node | None, int] = {ancestor: 1}
+        for node in sorted(chain(*sides), key=lambda node: node.index):
+            read = [power.get(source, 0) for source in node.inputs]
+            if node.bounded or node.divides_itself or node.function == "softmax":
+                power[node] = 0
+            elif node.function == ATTENTION:
+                power[node] = power.get(node.factors[-1], 0)
+            elif node.function in DIVISIONS and len(node.inputs) == 2:
+                power[node] = max(read[0] - read[1], 0)
+            else:
+                product = sum(power.get(factor, 0) for factor in node.factors)
+                power[node] = product or max(read, default=0)
+        if max(power.get(operand, 0) for operand in addition.inputs) > 2:
+            found.append(names[addition.home, addition.ordinal])
     return list(dict.fromkeys(found))
 
 
