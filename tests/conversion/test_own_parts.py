@@ -443,12 +443,14 @@ class Polynomial(nn.Module):
 
 
 class Softened(Attention):
-    """Attention with a softmax and a gated feed-forward: a control."""
+    """Attention with a softmax, and a gated feed-forward that a router weighs: a control."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = super().forward(x)
         h = self.norm(x)
-        return x + self.value(F.silu(self.query(h)) * self.key(h))
+        shares = self.value(h).softmax(-1)
+        share = shares.gather(-1, shares.argmax(-1, keepdim=True))
+        return x + self.value(F.silu(self.query(h)) * self.key(h)) * share
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ def _squares(model: nn.Module, flow: Flow) -> list[str]:
 def _powers(flow: Flow, plan: ResidualPlan) -> list[str]:
     """The branches that grow as the third or a higher power of the stream: a product of three signals is such a power.
 
-    A bounded factor does not count, nor do the weights of a softmax; a quotient has the difference of both powers.
+    A bounded factor, an index and the weights of a softmax do not count; a quotient has the difference of both powers.
     """
     names = {(branch.home, branch.addition): branch.name for branch in plan.branches}
     found = []
@@ -303,7 +303,7 @@ def _powers(flow: Flow, plan: ResidualPlan) -> list[str]:
         power: dict[Node | None, int] = {ancestor: 1}
         for node in sorted(chain(*sides), key=lambda node: node.index):
             read = [power.get(source, 0) for source in node.inputs]
-            if node.bounded or node.divides_itself or node.function == "softmax":
+            if node.bounded or node.discrete or node.divides_itself or node.function == "softmax":
                 power[node] = 0
             elif node.function == ATTENTION:
                 power[node] = power.get(node.factors[-1], 0)
