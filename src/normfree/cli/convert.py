@@ -143,13 +143,15 @@ def _save(
     from normfree.conversion.saving import REPORT, save_converted
     from normfree.diagnostics import diagnosis
     from normfree.files import atomic_folder, explain_os_errors
+    from normfree.plan import remembered_example
 
     missing = ""
+    example = inputs if remembered_example(converted.after) is None else None
     with (
         explain_os_errors("the converted model", folder, "an earlier model there is unchanged"),
         atomic_folder(folder) as new,
     ):
-        save_converted(new, converted.after, converted.plan, example=inputs, source=source)
+        save_converted(new, converted.after, converted.plan, example=example, source=source)
         if found:
             try:
                 diagnosis.save(found, new / REPORT, title=f"{source}, before and after")

@@ -10,11 +10,20 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from normfree.conversion.message_text import quoted
 from normfree.graph.flow import tensors_of
 from normfree.graph.recorder import DIFFERENTIATES, differentiates
-from normfree.nn.model_state import eval_pass, preserve_model_state, run_on_copy, small_copy, substitute_tensors
+from normfree.nn.model_state import (
+    eval_pass,
+    on_meta,
+    preserve_model_state,
+    preserve_random_state,
+    run_on_copy,
+    small_copy,
+    substitute_tensors,
+)
 from normfree.plan import ResidualPlan
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
@@ -116,11 +125,19 @@ class Passes:
         self.heads = {layer.path for layer in plan.classifier}
         self.spent = 1  # the recording of the flow
         self._model = model
+        self._example = example
         self._small_scale = _SMALL * max(len(plan.branches), 1) ** -0.5
 
     def allows(self, cost: int) -> bool:
         """Whether further passes of this cost stay within the limit."""
         return self.spent + cost <= self.limit
+
+    def take_whole_example(self) -> bool:
+        """Run on the whole example from now on. Returns False if it was whole already."""
+        if not isinstance(self._example, Tensor) or len(self.small) == len(self._example):
+            return False
+        self.small = self._example.detach().clone()
+        return True
 
     def run(self, example: Any) -> Any:
         """Run the converted model forward.
@@ -134,6 +151,19 @@ class Passes:
                 return run_on_copy(self._model, example)
         except Exception as error:  # whatever the model's own code raises
             raise model_failed_error(self._model, error) from error
+
+    def require_training(self) -> None:
+        """Check that the converted model runs in training mode; without values, so that nothing is computed.
+
+        Raises:
+            MethodError: If its code fails.
+        """
+        try:
+            with on_meta(self._model), preserve_random_state(()), torch.no_grad():
+                self._model.train()
+                run_on_copy(self._model, tree_map(lambda t: t.to("meta") if isinstance(t, Tensor) else t, self.small))
+        except Exception as error:  # whatever the model's own code raises
+            raise model_failed_error(self._model, error, " in training mode") from error
 
     @contextmanager
     def forward(
@@ -210,14 +240,18 @@ class Passes:
         return f"'{alike[-1][0]}'" if alike else "the model's own code"
 
 
-def model_failed_error(model: nn.Module, error: Exception) -> MethodError:
-    """The error for a converted model whose code fails; it names the innermost module that was running."""
+def model_failed_error(model: nn.Module, error: Exception, mode: str = "") -> MethodError:
+    """The error for a converted model whose code fails; it names the innermost module that was running.
+
+    `mode` is added to the name, such as ' in training mode'.
+    """
     names = {id(module): name for name, module in model.named_modules()}
     running = [id(frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     place = next((names[key] for key in reversed(running) if key in names), "")
+    name = type(model).__name__
     relies = "its own code may rely on a normalizer, or on the class of a layer"
     return MethodError(
-        f"expected the converted {type(model).__name__} to run on the example, but {quoted(place)} failed: {error}; "
+        f"expected the converted {name} to run on the example{mode}, but {quoted(place)} failed: {error}; "
         f"{DIFFERENTIATES if differentiates(error) else relies}",
         found_by="forward",
     )

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normfree.conversion.message_text import listed, quoted
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node, tensors_of
-from normfree.graph.observer import DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS
-from normfree.graph.recorder import record
+from normfree.graph.observer import ATTENTION, DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS
+from normfree.graph.recorder import record, record_training
+from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.nn.model_state import (
     call_arguments,
     eval_pass,
     preserve_model_state,
-    substitute_tensors,
 )
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -59,10 +58,12 @@ class Inspection:
         weightless: The weightless branches, such as pooling.
         norm_like: The modules of unknown classes that behave like a normalizer, each with its class.
         squares: The modules that return a power of the signal to a layer, such as a squared ReLU.
+        powers: The branches that grow as the third or a higher power of the stream, such as linear attention.
         experts: The groups of experts, of which the model chooses some by values.
         uncalled: The experts that the example does not reach.
         rectified: The layers whose output a ReLU reads.
         data_size: The largest root mean square of a tensor of the example that a first layer or normalizer reads.
+        trains_without_values: Whether the model runs in training mode on tensors without values.
         standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
             extends, or None if that returns another shape.
     """
@@ -71,7 +72,7 @@ class Inspection:
     flow: Flow
     norms: Mapping[str, str]
     norm_shapes: Mapping[str, tuple[int, ...]]
-    unknown_norms: Mapping[str, str]
+    unknown_norms: dict[str, str]
     tensors_read: Mapping[str, str]
     overwritten: Collection[str]
     several_inputs: Collection[str]
@@ -81,10 +82,12 @@ class Inspection:
     parameters: int
     weightless: Sequence[WeightlessBranch] = ()
     squares: Sequence[str] = ()
+    powers: Sequence[str] = ()
     experts: Sequence[Sequence[str]] = ()
     uncalled: Sequence[str] = ()
     rectified: Collection[str] = ()
     data_size: float = 0.0
+    trains_without_values: bool = False
     norm_like: dict[str, str] = field(default_factory=dict)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
 
@@ -157,14 +160,16 @@ class Inspection:
                 f"left in place, though it behaves like a normalizer: {listed(self.norm_like, self.norm_like)}; to "
                 "have it removed, give its class the name of one, such as MyLayerNorm"
             )
-        if scales := [name for branch in self.plan.branches for name in branch.scales if not keeps_layers]:
+        scales = dict.fromkeys(name for branch in self.plan.branches for name in branch.scales if not keeps_layers)
+        if scales:
             notes.append(f"layer scales were set to 1, because the method scales the branches: {listed(scales)}")
-        if self.squares and self.norms:
-            notes.append(
-                f"no normalizer limits the signal before it is squared any more, in {listed(self.squares)}, so that "
-                "the signal explodes at high learning rates; use the rate that find_lr finds, and adaptive clipping "
-                "(clip_grad_agc_)"
-            )
+        for product, places in (("squared", self.squares), ("multiplied with itself twice or more", self.powers)):
+            if places and self.norms and not keeps_layers:  # tanh limits the signal
+                notes.append(
+                    f"no normalizer limits the signal before it is {product} any more, in {listed(places)}, so that "
+                    "the signal explodes at high learning rates; use the rate that find_lr finds, and adaptive "
+                    "clipping (clip_grad_agc_)"
+                )
         notes += filter(None, [self.data_scale_remedy()])
         if not self.norms:
             notes.append(
@@ -217,10 +222,14 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     # In training mode a model may skip blocks at random.
     with eval_pass(model):
         flow = record(model, *args, **kwargs)
+    training = record_training(model, *args, **kwargs) if plan is None else None
+    flows = [flow, training] if training else [flow]
     norms = find_norms(model)
     returned = {node.name: [node] for node in flow.nodes if node.is_module}
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
-    inline = dict.fromkeys(node.home for node in flow.nodes if plan is None and _divides_by_own_scale(node))
+    steps = [node for each in flows for node in each.nodes] if plan is None else []
+    inline = dict.fromkeys(node.home for node in steps if _divides_by_own_scale(node))
+    read = [item for each in flows for item in each.norm_tensors_read.items()]
     plan = plan_from_flow(model, flow, heads) if plan is None else plan
     experts = expert_groups(model, plan) if flow.chooses_by_values() else []
     plan, uncalled = add_uncalled_experts(plan, flow, experts) if experts else (plan, [])
@@ -230,15 +239,19 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         norms={name: type(norm).__name__ for name, norm in norms.items()},
         norm_shapes={name: returned[name][0].shape for name in norms if returned.get(name)},
         unknown_norms=_unknown_norms(model),
-        tensors_read=flow.norm_tensors_read,
+        tensors_read=dict(sorted(read, key=lambda item: item[1] != "weight")),  # the last one of a name counts
         overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
-        several_inputs=[name for name in norms if name in flow.several_inputs],
-        functional_norms=[(home, function) for home, function in flow.normalizing if home not in norms],
+        several_inputs=[name for name in norms if any(name in each.several_inputs for each in flows)],
+        functional_norms=[
+            call for call in dict.fromkeys(chain(*(f.normalizing for f in flows))) if call[0] not in norms
+        ],
+        trains_without_values=training is not None,
         inline_norms=[home for home in inline if home not in norms],
         unaccounted=unaccounted(model, plan),
         parameters=sum(p.numel() for p in model.parameters()),
         weightless=weightless_branches(flow, plan),
         squares=_squares(model, flow),
+        powers=_powers(flow, plan),
         experts=experts,
         uncalled=uncalled,
         rectified={w.module for n in flow.nodes for w in n.weights if any(u.function in RECTIFIERS for u in n.users)},
@@ -278,6 +291,32 @@ def _squares(model: nn.Module, flow: Flow) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _powers(flow: Flow, plan: ResidualPlan) -> list[str]:
+    """The branches that grow as the third or a higher power of the stream: a product of three signals is such a power.
+
+    A bounded factor, an index and the weights of a softmax do not count; a quotient has the difference of both powers.
+    """
+    names = {(branch.home, branch.addition): branch.name for branch in plan.branches}
+    found = []
+    for addition in (node for node in flow.nodes if (node.home, node.ordinal) in names):
+        ancestor, sides = latest_common_ancestor(addition, {})
+        power: dict[Node | None, int] = {ancestor: 1}
+        for node in sorted(chain(*sides), key=lambda node: node.index):
+            read = [power.get(source, 0) for source in node.inputs]
+            if node.bounded or node.discrete or node.divides_itself or node.function == "softmax":
+                power[node] = 0
+            elif node.function == ATTENTION:
+                power[node] = power.get(node.factors[-1], 0)
+            elif node.function in DIVISIONS and len(node.inputs) == 2:
+                power[node] = max(read[0] - read[1], 0)
+            else:
+                product = sum(power.get(factor, 0) for factor in node.factors)
+                power[node] = product or max(read, default=0)
+        if max(power.get(operand, 0) for operand in addition.inputs) > 2:
+            found.append(names[addition.home, addition.ordinal])
+    return list(dict.fromkeys(found))
+
+
 def _is_square(activation: nn.Module) -> bool:
     """Whether an activation returns more than three times as much for a large input twice as large."""
     try:
@@ -309,82 +348,3 @@ def _is_share(node: Node) -> bool:
             return True
         node = node.inputs[0]
     return False
-
-
-@contextmanager
-def probing(model: nn.Module, inspection: Inspection) -> Iterator[None]:
-    """Find the modules that normalize, and the layers that standardize their weight, from a pass of the model inside.
-
-    Inputs of modules of other libraries are kept on the way. At the end these modules run on scaled copies of them.
-    """
-    inputs: dict[str, Tensor] = {}
-    layers: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-            if len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(out, Tensor):
-                return
-            if isinstance(module, WEIGHT_LAYERS):
-                layers.setdefault(name, (args[0].detach().clone(), out.detach().clone()))
-            elif args[0].is_floating_point():
-                inputs.setdefault(name, args[0].detach().clone())
-
-        return hook
-
-    probed = {name: m for name, m in model.named_modules() if isinstance(m, WEIGHT_LAYERS) or _may_normalize(m)}
-    foreign = {n: m for n, m in probed.items() if not type(m).__module__.startswith(("torch.", "normfree."))}
-    handles = [module.register_forward_hook(keep(name)) for name, module in foreign.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not handles:
-        return
-    with preserve_model_state(model, attributes=True), torch.no_grad():
-        model.eval()
-        like = [name for name, x in inputs.items() if _normalizes(foreign[name], x)]
-        kinds = {type(foreign[name]) for name, xy in layers.items() if _ignores_scale(foreign[name], *xy)}
-        inspection.norm_like.update((name, type(foreign[name]).__name__) for name in like)
-        for name, (x, out) in layers.items():
-            if type(foreign[name]) in kinds:
-                base = plain_base(foreign[name])
-                same = base.forward(foreign[name], x).shape == out.shape
-                inspection.standardized[name] = base if same else None
-
-
-def plain_base(layer: nn.Module) -> Any:
-    """The class of torch that a weight layer extends."""
-    return next(kind for kind in type(layer).__mro__ if kind in WEIGHT_LAYERS)
-
-
-def _may_normalize(module: nn.Module) -> bool:
-    """Whether a module has no matrices or children, and is not a known normalizer."""
-    leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
-    return leaf and not is_norm(module)
-
-
-def _normalizes(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module returns the same for an input four times as large, but not for one of opposite sign.
-
-    The second test excludes a module whose output does not depend on its input.
-    """
-    module.train()  # to use the statistics of the batch
-    try:
-        out, large, turned = (module(factor * x) for factor in (1.0, 4.0, -1.0))
-    except Exception:  # whatever its own code raises, on input that the model did not give it
-        return False
-    if not isinstance(out, Tensor) or out.shape != x.shape or not out.isfinite().all():
-        return False
-    near = 0.02 * out.std(unbiased=False)
-    return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
-
-
-def _ignores_scale(layer: nn.Module, x: Tensor, out: Tensor) -> bool:
-    """Whether a layer returns the same with a weight four times as large: it standardizes its weight."""
-    weight = layer._parameters.get("weight")
-    if weight is None or not weight.any():
-        return False
-    with substitute_tensors(layer, {id(weight): 4 * weight}):
-        large = layer(x)
-    return bool((large - out).abs().mean() < 0.25 * out.std(unbiased=False))  # it would be 3 times for a plain one

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Changes, Record, Removed, Rescaled
 from normfree.conversion.forward_passes import AttemptSucceeded, FoundBy, MethodError, floats_of, model_failed_error
-from normfree.conversion.inspection import NO_SUMS, Inspection, find_norms, inspect_model, plain_base, probing
+from normfree.conversion.inspection import NO_SUMS, Inspection, find_norms, inspect_model
 from normfree.conversion.message_text import MOST_REASONS, grouped, listed, quoted
+from normfree.conversion.probing import plain_base, probing
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
 from normfree.conversion.scalar_placement import UNREACHED, Placement, ScalarStart, add_scalars_, place_scalars
@@ -22,7 +23,7 @@ from normfree.conversion.verification import Verification
 from normfree.graph.convertibility import check_request, layers_not_reparametrizable, require_signal
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
-from normfree.nn.model_state import restored_on_error, small_copy
+from normfree.nn.model_state import restored_on_error
 from normfree.nn.scalars import ScalarName, scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan, remember_plan_
@@ -224,7 +225,7 @@ def _run_steps_(conversion: _Conversion, generator: torch.Generator | None) -> R
         notes=(*conversion.inspection.notes(keeps_layers=conversion.keeps_layers), *conversion.notes),
     )
     plan = replace(conversion.inspection.plan, changes=changes)
-    remember_plan_(conversion.model, plan, small_copy(conversion.example))
+    remember_plan_(conversion.model, plan, conversion.verification.passes.small)
     return plan
 
 

@@ -68,8 +68,7 @@ def channels_of(norm: nn.Module, shape: Sequence[int] | None = None) -> tuple[in
 
     `shape` is that of the signal that it reads in the model, if known.
     """
-    vectors = [p for p in norm.parameters(recurse=False) if p.dim() == 1]
-    weight = getattr(norm, "weight", vectors[0] if len(vectors) == 1 else None)
+    weight = _weight_of(norm)
     sizes = [getattr(norm, name, None) for name in ("num_features", "num_channels", "normalized_shape")]
     size: Any = weight.numel() if isinstance(weight, Tensor) else next((s for s in sizes if s is not None), None)
     if isinstance(size, tuple | list):
@@ -81,13 +80,19 @@ def channels_of(norm: nn.Module, shape: Sequence[int] | None = None) -> tuple[in
     return size, _channel_dim(norm, size, 1 if by_channel else -1, shape)
 
 
+def _weight_of(norm: nn.Module) -> Any:
+    """The weight of a normalizer, or its first vector if all of them have one length; None if there is none."""
+    vectors = [p for p in norm.parameters(recurse=False) if p.dim() == 1]
+    return getattr(norm, "weight", vectors[0] if len({p.numel() for p in vectors}) == 1 else None)
+
+
 @torch.no_grad()
 def _channel_dim(norm: nn.Module, size: int, default: int, shape: Sequence[int] | None) -> int:
     """The dimension of the channels, as a normalizer of another library shows when its weight changes.
 
     Some of them read (batch, channels, length). `shape` is that of the signal in the model.
     """
-    weight = norm._parameters.get("weight")
+    weight = _weight_of(norm)
     torchs_own = type(norm).__module__.startswith("torch.")
     if torchs_own or shape is None or weight is None or (alike := list(shape).count(size)) == 0:
         return default

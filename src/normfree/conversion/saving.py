@@ -88,12 +88,12 @@ def save_converted(
     """
     folder = Path(folder)
     plan = remembered_plan(model) if plan is None else plan
-    example = remembered_example(model) if example is None else example
+    example = remembered_example(model) if example is None else small_copy(example)
     if plan is None or example is None:
         raise ValueError(
             f"expected a model that remembers its conversion, got {type(model).__name__}; pass plan= and example="
         )
-    tensors, packed = pack_example(small_copy(example))
+    tensors, packed = pack_example(example)
     record = {**describe(plan, source=source), "model": type(model).__name__, "example": packed}
     weights = render_weights(model.state_dict())
     require_free(folder)

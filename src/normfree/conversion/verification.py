@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from normfree.conversion.forward_passes import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
 from normfree.conversion.inspection import Inspection, outer_skip_notes
 from normfree.graph.experts import same_in_others
-from normfree.graph.flow import Flow
-from normfree.graph.observer import JOINS, SPLITS, VIEWS
+from normfree.graph.outputs import is_returned_as_it_is, returns_only_scores
 from normfree.methods import Method
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
@@ -27,7 +26,6 @@ _WORSE_NOTED = 1.5  # times the squared error of the original, with targets of u
 _SMALL_NOTED, _SMALLEST = 1e-3, 1e-5
 _ALIKE = 1e-3  # samples that differ by less than this part of their difference in the original count as the same
 _FEW_CLASSES = 2.0  # a softmax over two classes is frozen at about this loss above the guess, not at twice log C
-_SAME_VALUES = VIEWS | SPLITS | JOINS | {"identity", "__getitem__"}
 _ZEROS = 3  # a step moves a weight by about 1e-3, so after three zeros a gradient is about 1e-9 of a usual one
 
 
@@ -64,7 +62,15 @@ class Verification:
         self._learned: dict[str, bool] | None = None  # known once it is needed
 
     def run_original(self) -> None:
-        """Run the model before it is converted."""
+        """Run the model before it is converted; on the whole example if it does not take two images of it."""
+        try:
+            self._run_original()
+        except Exception:  # whatever the model's own code raises
+            if not self.passes.take_whole_example():
+                raise
+            self._run_original()
+
+    def _run_original(self) -> None:
         with self.passes.forward(self._inspection.norms) as run:
             self._outputs, self._learning = run.outputs, run.reached()
             self._returns_loss = run.returns_loss
@@ -82,7 +88,8 @@ class Verification:
     ) -> list[str]:
         """Compare the scale of the outputs, how much they differ between samples, the first loss, and what learns.
 
-        The converted model runs forward and, if nothing is wrong so far, backward. Its zeros get small random values.
+        The converted model must run in training mode. It then runs forward and, if nothing is wrong so far, backward.
+        Its zeros get small random values.
         A baseline, such as 'xavier', is not refused.
 
         Args:
@@ -101,6 +108,8 @@ class Verification:
         Raises:
             MethodError: With the reasons, if the converted model differs too much.
         """
+        if self._inspection.trains_without_values:
+            self.passes.require_training()
         plan, growth = self._inspection.plan, expected_growth(self._inspection.plan, values)
         norm_free = method.kind == "norm-free"
         goes_on = attempt != "forward"
@@ -213,6 +222,8 @@ class Verification:
                 axis = 1 if weight.dim() > 2 else -1
                 if classes < 2 or scores.dim() < 2 or scores.shape[axis] != classes:
                     continue
+                if not self._heads and not returns_only_scores(self._inspection.flow, self.passes.heads, scores.shape):
+                    continue
                 loss, guess = _uniform_loss(scores, axis), math.log(classes)
                 same = i < len(self._outputs) and self._outputs[i].shape[axis] == classes
                 old = _uniform_loss(self._outputs[i], axis) if same else guess
@@ -298,7 +309,7 @@ class Verification:
         """
         waiting = [name for name in self.passes.zeros() if learning.get(name)]
         heads = [name for name in waiting if name in self.passes.heads]
-        direct = not self._returns_loss and all(_is_returned_as_it_is(self._inspection.flow, name) for name in heads)
+        direct = not self._returns_loss and all(is_returned_as_it_is(self._inspection.flow, name) for name in heads)
         moved = heads if direct else []
         if len(moved) == len(waiting):
             return []
@@ -321,18 +332,6 @@ class Verification:
             if not new:
                 break
         return waiting
-
-
-def _is_returned_as_it_is(flow: Flow, weight: str) -> bool:
-    """Whether the model returns each product of a weight with the signal unchanged, up to its shape."""
-    products = [node for node in flow.nodes if any(f"{w.module}.{w.parameter}" == weight for w in node.weights)]
-    for product in products:
-        steps = [product]
-        for step in steps:
-            steps += [user for user in step.users if user.function in _SAME_VALUES]
-        if flow.outputs.isdisjoint(steps):
-            return False
-    return bool(products)
 
 
 def _more(names: Sequence[str]) -> str:

@@ -23,7 +23,6 @@ from normfree.checksums import list_checksums
 from normfree.conversion.saving import EXAMPLE, PLAN, describe, pack_example
 from normfree.diagnostics.monitor import Monitor
 from normfree.files import render_weights, write_bytes, write_json, write_sealed_json
-from normfree.nn.model_state import small_copy
 from normfree.optim.groups import param_groups
 from normfree.plan import remembered_example, remembered_plan, unwrapped
 
@@ -134,7 +133,7 @@ def _describe_conversion(model: Any, folder: Path) -> None:
     """Store the plan, the example and the configuration of the original; rename the model type in config.json."""
     plan = remembered_plan(model)
     assert plan is not None
-    tensors, packed = pack_example(small_copy(remembered_example(model)))
+    tensors, packed = pack_example(remembered_example(model))
     architecture = getattr(type(model), "plain_class", type(model)).__name__
     config = json.loads(json.dumps(model.config.to_dict(), default=str))
     record = {**describe(plan), "model": architecture, "example": packed, "weights": WEIGHTS}

@@ -187,8 +187,11 @@ def _computes_more(module: nn.Module, layer: Layer, flow: Flow | None) -> bool:
     """Whether a module that is no layer of torch has children or no bias, or computes more than x W + b."""
     if "bias" not in module._parameters or next(module.children(), None) is not None:
         return True
-    inside = [node for node in flow.nodes if node.home == layer.name] if flow is not None else []
-    return any(node.function not in MATRIX_PRODUCTS | VIEWS | ADDITIONS for node in inside)
+    if flow is None:
+        return False
+    inside = [node.function for node in flow.nodes if node.home == layer.name]
+    products = [function for function in inside if function in MATRIX_PRODUCTS]
+    return len(products) != flow.call_counts[layer.name] or not {*inside} <= MATRIX_PRODUCTS | VIEWS | ADDITIONS
 
 
 def _is_single_weight(module: nn.Module, layer: Layer) -> bool:

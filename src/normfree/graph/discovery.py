@@ -13,10 +13,10 @@ from torch import nn
 
 from normfree.arguments import check_arguments
 from normfree.graph.flow import Flow, Node
+from normfree.graph.non_residual_sums import NonResidualSums
 from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, VIEWS
 from normfree.graph.recorder import record
 from normfree.graph.residual_sums import (
-    NonResidualSums,
     ResidualSum,
     latest_common_ancestor,
     residual_sums,

@@ -14,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 
 from normfree.graph.observer import (
@@ -368,7 +370,7 @@ def _unscaled(node: Node) -> Node:
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """The tensors in a tree of arguments or results, also those in dataclasses."""
+    """The tensors in a tree of arguments or results, also in dataclasses, distributions and attributes of objects."""
     if isinstance(tree, Tensor):
         return [tree]
     if tree is None or isinstance(tree, bool | int | float | str):
@@ -379,8 +381,10 @@ def tensors_of(tree: Any) -> list[Tensor]:
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
             found.append(leaf)
-        elif hasattr(leaf, "__dataclass_fields__") or isinstance(leaf, SimpleNamespace):
+        elif hasattr(leaf, "__dataclass_fields__") or isinstance(leaf, SimpleNamespace | Distribution):
             found += tensors_of(list(vars(leaf).values()))
+        elif not isinstance(leaf, Module):  # objects may hold one another, so only their own tensors count
+            found += [value for value in getattr(leaf, "__dict__", {}).values() if isinstance(value, Tensor)]
     return found
 
 

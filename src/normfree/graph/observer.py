@@ -62,11 +62,10 @@ MAXIMA = frozenset({"maximum", "max"})
 GATES = frozenset({"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf"})
 # As factors, these are bounded for any input: gates, and a signal's division by its own scale.
 BOUNDED = GATES | {"rsqrt", "rsqrt_"}
+# Pointwise functions that do not return twice as much for a signal twice as large.
+NONLINEAR = GATES | {"pow", "pow_", "__pow__", "square", "square_", "exp", "exp_", "log", "log1p", "softplus"}
 # Pointwise functions, from which an activation may be composed.
-POINTWISE = GATES | SUMS | PRODUCTS | {
-    "pow", "pow_", "__pow__", "square", "square_", "exp", "log1p", "softplus", "neg", "__neg__", "rsub", "__rsub__",
-    "weighted_add",
-}  # fmt: skip
+POINTWISE = NONLINEAR | SUMS | PRODUCTS | {"neg", "__neg__", "rsub", "__rsub__", "weighted_add"}
 # The result does not depend on the values of the argument. Except for `new_` functions, it has the argument's shape.
 VALUELESS = frozenset({
     "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",

@@ -42,7 +42,7 @@ from normfree.graph.observer import (
     operands_of,
     writes_into,
 )
-from normfree.nn.model_state import on_meta, preserve_random_state
+from normfree.nn.model_state import on_meta, preserve_model_state, preserve_random_state
 from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES, is_norm
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -91,6 +91,19 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
             raise ValueError(
                 f"expected a model that runs on the example, but {type(model).__name__} failed: {cause}; {remedy}"
             ) from cause
+
+
+def record_training(model: nn.Module, *args: Any, **kwargs: Any) -> Flow | None:
+    """Record the flow of a model in training mode, where normalizers written by hand use the statistics of the batch.
+
+    Returns None if the model does not run without values. The model and the random states are as they were.
+    """
+    with preserve_model_state(model, attributes=True), preserve_random_state(()):
+        model.train()
+        try:
+            return _record_meta(model, args, kwargs, set())
+        except Exception:  # whatever the model's own code raises
+            return None
 
 
 def differentiates(error: Exception) -> bool:
