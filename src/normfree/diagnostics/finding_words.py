@@ -90,6 +90,10 @@ state between calls | faulty | two equal calls in evaluation mode return somethi
 dropout in evaluation mode | faulty | a function drops values at random although the model is in evaluation mode
   {place} drops values at random in evaluation mode
   look at {place}: its dropout is also on in evaluation mode; pass training=self.training, or dropout_p=0 there
+reshape of dimensions | faulty | a view or reshape gives dimensions another order, which only a permute can
+  {place} reshapes {detail}, which exchanges dimensions
+  look at {place}: a view or reshape from {detail} mixes up the numbers, because it keeps their order in memory;
+  exchange the axes by permute or transpose, and reshape then
 wrong derivative | faulty | a torch.autograd.Function disagrees with finite differences
   the derivative of {detail} at {place} is wrong: finite differences give {value} of it
   look at {place}: the backward of the custom torch.autograd.Function does not match its forward (wrong gradient); it
@@ -279,6 +283,18 @@ targets ignored | faulty | the loss is the same for other targets
 loss of the wrong sign | faulty | the loss of right answers is above that of wrong ones
   the loss of the right answers is higher than that of wrong ones
   look at the loss: it has the wrong sign, so that training prefers the wrong answers; negate it
+loss without a lower bound | faulty | it falls as the square of an output that grows, or faster
+  the loss falls without bound as {detail} grows
+  look at the loss: a term that depends on {detail} has the wrong sign, so that training makes it ever larger; negate
+  that term
+sum beside a mean | faulty | with every sample twice, one part of the loss stays and another doubles
+  one term of the loss is a sum over the batch, and another one a mean
+  look at the loss: one term adds up the samples of the batch beside a mean, so that it outweighs the other terms the
+  more, the larger the batch; average all terms (mean) or sum all of them
+term without a gradient | faulty | the loss depends on an output without a gradient, which changes no other gradient
+  a term of the loss depends on {detail}, which has no gradient
+  look at the output: {detail} was cut off by detach(), no_grad, or a derivative without create_graph=True, so that its
+  term of the loss never learns
 later positions seen | faulty | the targets are the next elements of the input, which the output depends on
   the output at a position depends on later positions, which the targets ask for
   look at {place}: the output leaks the answer (the future), since no causal mask or shift hides the later positions

@@ -106,61 +106,6 @@ def ignored_inputs(watched: list[WatchedInput], word_gradients: Mapping[int, Ten
 
 
 @torch.no_grad()
-def check_loss(loss: Any, output: Any, targets: Any) -> Iterator[Fact]:
-    """Try a loss on answers that are right and wrong: it must depend on the targets, and prefer the right ones.
-
-    The answers lie between 0 and 1, so that they may be logits, probabilities or numbers.
-    """
-    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or output.dim() == 0 or targets.dim() == 0:
-        return
-    z, y = output[:FEW_SAMPLES].detach().float(), targets[:FEW_SAMPLES]
-    wrong = y.roll(1, 0)
-    if len(z) != len(y) or torch.equal(wrong, y):
-        return
-    source = torch.Generator().manual_seed(0)
-    guess, other = (torch.rand(z.shape, generator=source).to(z) * 0.9 + 0.05 for _ in range(2))
-    flat = float(loss(guess, y)) == float(loss(other, y))
-    if not flat and _can_be_compared(z, y) and float(loss(guess, y)) == float(loss(guess, wrong)):
-        yield Fact("targets ignored", "the loss")
-        return
-    right = _answers(z, y)
-    if right is None:
-        return
-    at_right, at_wrong = float(loss(right, y)), float(loss(_answers(z, wrong), y))
-    if at_right > at_wrong + 1e-6 * abs(at_wrong):
-        yield Fact("loss of the wrong sign", "the loss", value=at_right - at_wrong)
-
-
-FEW_SAMPLES = 8  # on which a loss is tried
-
-
-def _can_be_compared(output: Tensor, targets: Tensor) -> bool:
-    """Whether targets are numbers or classes of this output; else a loss of the output alone is meant.
-
-    A triplet loss, for example, compares the parts of each sample with each other.
-    """
-    if targets.is_floating_point() or targets.numel() == output.numel():
-        try:
-            return tuple(torch.broadcast_shapes(output.shape, targets.shape)) == tuple(output.shape)
-        except RuntimeError:
-            return targets.numel() == output.numel()
-    for axis in {1, output.dim() - 1}:
-        if output.dim() > 1 and targets.shape == (*output.shape[:axis], *output.shape[axis + 1 :]):
-            return int(targets.max()) < output.shape[axis]
-    return False
-
-
-def _answers(output: Tensor, targets: Tensor) -> Tensor | None:
-    """The output that the targets ask for, between 0 and 1 for classes; None if it is not known."""
-    if targets.is_floating_point():
-        return targets.to(output).clamp(0.05, 0.95) if targets.shape == output.shape else None
-    if output.dim() < 2 or targets.shape != output.shape[:1] + output.shape[2:] or output.shape[1] < 2:
-        return None
-    inside = targets.clamp(0, output.shape[1] - 1).unsqueeze(1)
-    return torch.full_like(output, 0.05).scatter_(1, inside, 0.95)
-
-
-@torch.no_grad()
 def target_facts(targets: Any) -> InputFacts:
     """Measure the targets of a loss, if they are a tensor; `alike`: whether all numbers are the same."""
     if not isinstance(targets, Tensor) or targets.is_complex() or not targets.numel():

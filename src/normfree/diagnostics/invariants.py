@@ -2,6 +2,7 @@
 
 - A sample does not change the output of another one, and its own does not depend on its place in the batch.
 - Two equal calls in evaluation mode return the same, and drop nothing at random.
+- A reshape splits dimensions and joins neighbours, but exchanges none.
 - A model that predicts the next element of a sequence does not see it.
 - A derivative that the user wrote agrees with finite differences.
 """
@@ -12,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -84,12 +86,13 @@ def check_samples(model: nn.Module, parts: ModelParts, arguments: Any, main: Ten
         some = tree_map(lambda t: _rows(t, count, chosen), arguments)
         return trace(model, parts, some, evaluate=True, inside=inside, seed=seed)
 
-    with _Dropouts() as dropouts:
+    with _Calls() as calls:
         behind = trace_of(1, 0, inside=False)[-1].returned
-    if dropouts.found:
-        with (named := _Dropouts()).following(parts.modules):
+    if calls.dropouts or calls.reshapes:
+        with (named := _Calls()).following(parts.modules):
             trace_of(1, 0, inside=False)
-        yield Fact("dropout in evaluation mode", named.found[0])
+        yield from (Fact("dropout in evaluation mode", place) for place in named.dropouts[:1])
+        yield from (Fact("reshape of dimensions", *place) for place in list(named.reshapes.values())[:1])
     before = trace_of(0, 2, inside=False)[-1].returned
     if not _differ([t[1] for t in behind], [t[0] for t in before]):
         return
@@ -206,25 +209,78 @@ def _is_standardized(before: list[Tensor], after: list[Tensor]) -> bool:
     return bool(alike & ~shifted)
 
 
-class _Dropouts(Observer):
-    """Collects the modules whose code drops values in evaluation mode; their names need `following`."""
+class _Calls(Observer):
+    """Collects the modules whose code drops values in evaluation mode, and those that reshape where they should permute.
 
-    FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+    Their names need `following`. A reshape in the code of the model itself has the modules before and after it.
+    """
+
+    DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.dropouts: list[str] = []
+        self.reshapes: dict[int, tuple[str, str]] = {}  # by the identity of the result, which is kept
+        self._kept: list[Any] = []
+        self._last = "the input"
+
+    def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Name the module that follows a reshape."""
+        named = {key: (name, d) if p == "the output" else (p, d) for key, (p, d) in self.reshapes.items()}
+        self.reshapes = named
+
+    def on_leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Remember the module that may precede a reshape."""
+        self._last = name
 
     def on_function(self, call: FunctionCall) -> Any:
-        """Look at the probability of a dropout, and whether it is on."""
-        if call.name in self.FUNCTIONS:
+        """Look at the probability of a dropout, and whether it is on, and at the shapes of a reshape."""
+        if call.name in self.DROPOUTS:
             given = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
             active = given.get("training", True) and given.get("p", 0.5) > 0
         else:
             active = call.name == "scaled_dot_product_attention" and call.kwargs.get("dropout_p", 0.0) > 0
         if active:
-            self.found.append(self.home or "the model")
-        return call.run()
+            self.dropouts.append(self.home or "the model")
+        out = call.run()
+        if call.name in ("view", "reshape") and isinstance(out, Tensor) and exchanges(call.args[0].shape, out.shape):
+            change = f"{_sizes(call.args[0])} into {_sizes(out)} behind {self._last}"
+            self.reshapes[id(out)] = (self.home or "the output", change)
+            self._kept.append(out)
+        elif call.name == "__getitem__":  # of relative positions a row is cut off, which shifts the others
+            self.reshapes.pop(id(call.args[0]), None)
+        return out
+
+
+def _sizes(tensor: Tensor) -> str:
+    return f"({', '.join(['N', *map(str, tensor.shape[1:])])})"
+
+
+LEAST_MOVED = 4  # size of a dimension that was exchanged; smaller ones may be equal by chance
+
+
+def exchanges(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether a reshape between two shapes exchanges dimensions, as only a permute can, and so scrambles the numbers.
+
+    >>> exchanges((2, 16, 16, 3), (2, 3, 16, 16)), exchanges((2, 12, 32), (2, 4, 12, 8))
+    (True, True)
+    >>> exchanges((2, 12, 32), (2, 12, 4, 8)), exchanges((2, 32, 8, 8), (2, 8, 256))
+    (False, False)
+    """
+    old, new = ([d for d in shape if d > 1] for shape in (before, after))
+    while old and new:
+        i = j = 1
+        while (left := math.prod(old[:i])) != (right := math.prod(new[:j])):
+            i, j = (i + 1, j) if left < right else (i, j + 1)
+        a, b, old, new = old[:i], new[:j], old[i:], new[j:]
+        starts, new_starts = ([math.prod(part[:k]) for k in range(len(part))] for part in (a, b))
+        kept = set(zip(starts, a, strict=True)) & set(zip(new_starts, b, strict=True))
+        moved = [d for at, d in zip(starts, a, strict=True) if d >= LEAST_MOVED and d in b and (at, d) not in kept]
+        inner = sorted({*starts, *new_starts})
+        split = any(y % x for x, y in pairwise(inner))  # no finer shape has the dimensions of both
+        if min(i, j) > 1 and moved and (split or j >= i or a[0] in moved or any(a[0] % d for d in moved)):
+            return True
+    return False
 
 
 def _next_element(main: Tensor, targets: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,7 +25,6 @@ from normfree.diagnostics.input_and_loss import (
     IgnoredInput,
     WatchedInput,
     broadcasts,
-    check_loss,
     check_scores,
     clear_type_errors,
     first_tensor,
@@ -39,6 +38,7 @@ from normfree.diagnostics.input_and_loss import (
     watch_inputs,
 )
 from normfree.diagnostics.layer_signals import LayerWeights, learning_branches, module_facts, parameter_facts
+from normfree.diagnostics.loss_checks import check_loss
 from normfree.diagnostics.signals import CONSTANT, SURE, Fact, OutputFacts, Signal
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
@@ -274,8 +274,7 @@ def _checks(watched: list[WatchedInput], output: Any, targets: Any, loss: Loss |
     """Whether the model wrote into its input, and the failed checks of a loss that the user gave."""
     found = [Fact("input changed in place", "the input")] if any(w.read._version for w in watched) else []
     if loss is not None:
-        with suppress(Exception):  # the loss wants another shape or range than it was tried with
-            found += check_loss(loss, output, targets)
+        found += check_loss(loss, output, targets)
     return tuple(found)
 
 
