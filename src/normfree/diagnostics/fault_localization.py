@@ -42,6 +42,7 @@ class OpenQuestions(NamedTuple):
         silent: Whether a signal that ends there is a fault.
         still: The last layers outside of branches with weights, but without a gradient.
         idle: The outermost modules of which no weight got a gradient.
+        heads: Those of them that may be another head of the model, and are no fault if the output does not need them.
         ignored: The parts of the input that got no gradient.
     """
 
@@ -49,6 +50,7 @@ class OpenQuestions(NamedTuple):
     silent: bool
     still: list[str]
     idle: list[str]
+    heads: set[str]
     ignored: list[IgnoredInput]
 
 
@@ -66,7 +68,7 @@ def with_origin(
     args, kwargs = _copied(inputs)
     if not broken and signal.inputs.finite and (asked.silent or signal.unmeasured):
         with (
-            torch.no_grad(),
+            torch.enable_grad(),  # the model may take derivatives
             preserve_model_state(model, parts),
             find_origin(parts.modules, varies if asked.silent else is_finite) as origin,
             failures.following(parts.modules) if signal.unmeasured else nullcontext(),
@@ -82,7 +84,7 @@ def with_origin(
         hidden = [n for n in idle[-MOST_CANDIDATES:] if n not in cut and influences(model, parts, n, args, kwargs)]
         unread = [i for i in asked.ignored if not _is_read(model, parts, i, args, kwargs)]
     used = (*cut, *hidden)
-    unused = [name for name in idle if name not in used] if len(idle) <= MOST_CANDIDATES or not used else []
+    unused = [name for name in idle if name not in {*used, *asked.heads}] if len(idle) <= MOST_CANDIDATES or not used else []
     facts = (*signal.facts, *(Fact("input ignored", "the input", i.part) for i in unread))
     inside = [name for name in origin if asked.ended and name.startswith(f"{asked.ended}.")]
     place, function = failures.found[0] if failures.found else ("", "")
@@ -100,7 +102,7 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
         return signal
     facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))
     overflows = _Overflows()  # the graph does not show code before the first weight
-    with torch.no_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
+    with torch.enable_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
         model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
     facts = (*(Fact("overflow", place) for place in overflows.found[:1]), *facts)
     if signal.head.variation <= CONSTANT:
@@ -166,7 +168,7 @@ def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> t
         for name, m in parts.modules.items()
         if name and (isinstance(m, WEIGHT_LAYERS) or is_norm(m) or not any(True for _ in m.children()))
     }
-    with hooked(hooks), torch.no_grad(), preserve_model_state(model, parts):
+    with hooked(hooks), torch.enable_grad(), preserve_model_state(model, parts):
         model(*args, **kwargs)
     return tuple(found)
 
@@ -208,9 +210,9 @@ def _without_zeros(model: nn.Module, parts: ModelParts) -> Iterator[None]:
 
 def _run(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any, seed: int = 0) -> Tensor:
     """The main output of a model; two calls with the same seed draw the same random numbers."""
-    with torch.no_grad(), preserve_model_state(model, parts):
+    with torch.enable_grad(), preserve_model_state(model, parts):
         torch.manual_seed(seed)
-        return first_tensor(model(*tree_map(_copy, args), **tree_map(_copy, kwargs))).clone()
+        return first_tensor(model(*tree_map(_copy, args), **tree_map(_copy, kwargs))).detach().clone()
 
 
 def _is_read(model: nn.Module, parts: ModelParts, ignored: IgnoredInput, args: Any, kwargs: Any) -> bool:

@@ -140,15 +140,16 @@ tiny scale | vanishing | a vector of scales below 1e-7, but not zero
   {names} {verb} below 1e-7, but not zero
   look at {names}: layer scales below the rounding of float32 leave their branches a gradient that is too small; start
   at 1e-6 or more, or at exactly 0
-weights not registered | faulty | an attribute holds layers in a plain list, or a plain tensor as a weight
+weights not registered | faulty | layers in a plain list, or made in the forward pass, or a plain tensor as a weight
   the weights in {names} are not parameters of the model
-  look at {names}: plain tensors, and layers in a plain list or dictionary, are not found by parameters(), so that they
-  never learn and are not saved; use nn.Parameter, nn.ModuleList or nn.ModuleDict
+  look at {names}: plain tensors, and layers in a plain list or dictionary or made in the forward pass (new and random at
+  each call), are not found by parameters(), so that they never learn and are not saved; make them in __init__, as
+  nn.Parameter, nn.ModuleList or nn.ModuleDict
 unused module | faulty | no part in the output although modules like it have one; the last of a list may run in vain
   {names} {verb} never used
   look at {names}: the forward pass does not call it, or ignores its output, so that it never learns
 
-no activation | faulty | no layer reads or feeds an activation
+no activation | faulty | no function of the graph is nonlinear, as behind a leaky ReLU with a slope of 1
   no activation stands between the layers, so that the network is linear
   put an activation between the layers, from {first} on: without any the network is linear
 forgotten activation | faulty | a layer of one branch reads none, the same layer of most similar branches does
@@ -189,6 +190,10 @@ mask of the diagonal | faulty | every position attends to itself only
 padding attended to | faulty | attention weights of all words are zero, and those of padding are not
   behind {place} only the padding is attended to
   look behind {place}: the padding mask of the attention is inverted; hide the positions of padding, not the words
+one row of an embedding | faulty | all positions look up the same vector of an embedding that has one for each
+  {place} returns the same vector for every position
+  look at {place}: its index is the same everywhere, such as zeros for positions, so that it is a constant and tells
+  nothing; count the positions (arange)
 choice by ties | faulty | a max or topk of the outputs of a layer of zeros
   the scores of {place} are all zero, and a choice is made among them
   look at {place}: its weights are zero, so that every sample makes the same choice (one expert); draw them at random
@@ -283,6 +288,10 @@ targets ignored | faulty | the loss is the same for other targets
 loss of the wrong sign | faulty | the loss of right answers is above that of wrong ones
   the loss of the right answers is higher than that of wrong ones
   look at the loss: it has the wrong sign, so that training prefers the wrong answers; negate it
+draw without a gradient | faulty | an output depends on weights through a random draw alone, which has no gradient
+  {place} reads a random draw that has no gradient to {detail}
+  look before {place}: sample() has no gradient, so that this output teaches nothing to {detail}; use rsample(), or the
+  reparametrization mean + deviation * noise
 loss without a lower bound | faulty | it falls as the square of an output that grows, or faster
   the loss falls without bound as {detail} grows
   look at the loss: a term that depends on {detail} has the wrong sign, so that training makes it ever larger; negate

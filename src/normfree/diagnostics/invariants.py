@@ -25,7 +25,7 @@ from normfree.diagnostics.graph_nodes import walk
 from normfree.diagnostics.input_and_loss import first_tensor
 from normfree.diagnostics.signals import Fact, Signal
 from normfree.graph.observer import FunctionCall, Observer
-from normfree.nn.model_state import ModelParts, hooked, preserve_model_state
+from normfree.nn.model_state import ModelParts, hooked, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import is_norm
 
 LEAST_SAMPLES = 12  # two passes of two samples cost at most a ninth of a pass forward and backward
@@ -60,6 +60,8 @@ def check_model(
     checks = [partial(check_samples, model, parts, arguments, main, signal.head.classes)]
     if shifted := _next_element(main, targets):
         checks.append(partial(check_causality, model, parts, arguments, main, shifted))
+    if signal.outputs > 1:
+        checks.append(partial(check_draws, model, parts, arguments, main))
     if signal.graph.custom:
         checks.append(partial(check_derivatives, model, parts, arguments, main, targets, loss))
     for check in checks:
@@ -126,7 +128,7 @@ def _positions_first(parts: ModelParts) -> bool:
     return any(getattr(m, "batch_first", True) is False for m in parts.modules.values())
 
 
-@torch.no_grad()
+@torch.enable_grad()  # the model may take derivatives
 def trace(
     model: nn.Module,
     parts: ModelParts,
@@ -331,6 +333,32 @@ def check_causality(model: nn.Module, parts: ModelParts, arguments: Any, main: T
             yield Fact("later positions seen", place or "the output")
     elif not seen and shifted == "same":
         yield Fact("targets not shifted", "the targets")
+
+
+def check_draws(model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor) -> Iterator[Fact]:
+    """Find an output that is made of a random draw whose distribution gets no gradient from it, but from another one.
+
+    The weights that only another output has in its graph change this output all the same, and so does the seed.
+    """
+    few = tree_map(lambda t: _rows(t, len(main), (0, 1)), arguments)
+
+    def run(seed: int, scaled: Sequence[Tensor] = ()) -> list[Tensor]:
+        with preserve_model_state(model, parts), torch.enable_grad():
+            torch.manual_seed(seed)
+            with substitute_tensors(model.eval(), {id(p): 1.5 * p.detach() for p in scaled}):
+                found = tree_leaves(model(*few[0], **few[1]))
+        return [t for t in found if isinstance(t, Tensor) and t.grad_fn is not None]
+
+    outputs = run(0)
+    names = {id(p): name for name, p in parts.parameters.items()}
+    seen = [{id(getattr(node, "variable", None)) for node in walk([t.grad_fn])} & names.keys() for t in outputs]
+    for i, reached in enumerate(seen):
+        others = set().union(*seen) - reached
+        if reached and others and _differ(outputs[i : i + 1], run(1)[i : i + 1]):
+            if _differ(outputs[i : i + 1], run(0, [p for p in parts.parameters.values() if id(p) in others])[i : i + 1]):
+                first, before = ([name.rpartition(".")[0] for p, name in names.items() if p in s] for s in (reached, others))
+                yield Fact("draw without a gradient", first[0], ", ".join(dict.fromkeys(before)))
+                return
 
 
 SMOOTH = 0.1  # relative difference of the differences over two distances, below which a function is smooth

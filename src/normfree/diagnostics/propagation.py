@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -193,12 +193,13 @@ def _measure(
         targets=target_facts(targets),
         **weights.gradient_facts(gradient_sizes),
         zero_loss=zero_loss,
-        loss_cut=result is not None and (not result.requires_grad or _is_flat(by_sample, head)),
+        loss_cut=result is not None and (not result.requires_grad or _is_flat(by_sample, head, gradient_sizes)),
+        outputs=sum(t.grad_fn is not None for t in outputs),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
-    idle = weights.idle_modules(set(gradients) | (graph.reached if value is None else set()), head.classes)
-    asked = _open_questions(signal, parts, idle, ignored, silent=zero is None)
+    idle, heads = weights.idle_modules(set(gradients) | (graph.reached if value is None else set()), head.classes)
+    asked = _open_questions(signal, parts, idle, heads, ignored, silent=zero is None)
     if asked is None:
         return signal
     return with_origin(signal, model, parts, inputs, asked, lambda output: loss_of(output, targets, loss))
@@ -256,18 +257,18 @@ def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
 
 
 def _open_questions(
-    signal: Signal, parts: ModelParts, idle: list[str], ignored: list[IgnoredInput], *, silent: bool
+    signal: Signal, parts: ModelParts, idle: list[str], heads: set[str], ignored: list[IgnoredInput], *, silent: bool
 ) -> OpenQuestions | None:
     """What further passes have to find out; None for a sound signal. `silent`: whether a signal of zeros is a fault."""
     ended = next((s.name for s in signal.sums if s.level == 0 or (s.layer and s.variation < CONSTANT)), "")
     if signal.unmeasured:
-        return OpenQuestions(ended, False, [], [], [])
+        return OpenQuestions(ended, False, [], [], heads, [])
     if silent and (signal.head.mean_square == 0 or ended):
-        return OpenQuestions(ended, True, [], idle, [])
+        return OpenQuestions(ended, True, [], idle, heads, [])
     outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
     still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
     still = [name for name in still if name in outside][-3:]
-    return OpenQuestions(ended, False, still, idle, ignored) if still or idle or ignored else None
+    return OpenQuestions(ended, False, still, idle, heads, ignored) if still or idle or ignored else None
 
 
 def _checks(watched: list[WatchedInput], output: Any, targets: Any, loss: Loss | None) -> tuple[Fact, ...]:
@@ -295,8 +296,10 @@ def _unseen_samples(by_sample: Sequence[Tensor]) -> tuple[Fact, ...]:
     return (Fact("samples left out", "the loss", value=share),) if UNSEEN <= share < 1 else ()
 
 
-def _is_flat(by_sample: Sequence[Tensor], head: OutputFacts) -> bool:
-    """Whether the gradient of the loss is zero at the whole output, and not only by rounding."""
+def _is_flat(by_sample: Sequence[Tensor], head: OutputFacts, gradients: Mapping[str, float]) -> bool:
+    """Whether the gradient of the loss is zero at the whole output and all weights, and not only by rounding."""
+    if any(gradients.values()):  # by another output
+        return False
     rounded = bool(by_sample) and (by_sample[0].dtype is torch.float16 or head.confidence > SURE)
     return bool(by_sample) and not rounded and not bool(by_sample[0].any())
 

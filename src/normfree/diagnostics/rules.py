@@ -187,7 +187,10 @@ def _is_constant(branch: Stats) -> bool:
 
 def faulty_branches(signal: Signal, dead: Sequence[SumSignal]) -> Iterator[Finding]:
     """Branches that are cut off, that never learn, or whose output does not depend on their input."""
-    for s in islice((s for s in dead if not _is_constant(s.branch)), 1):
+    layers = {s.name: {m.name for m in b.layers} for s, b in zip(signal.sums, signal.plan.branches, strict=False)}
+    reached = {name.rpartition(".")[0] for name in signal.graph.reached}
+    cut = (s for s in dead if not _is_constant(s.branch) and not layers.get(s.name, set()) & reached)
+    for s in islice(cut, 1):  # else its gradient is rounded to zero, by saturation or an explosion
         yield finding("detached branch", s.name)
     for s in islice((s for s in dead if _is_constant(s.branch)), 1):
         constant = "" if s.branch.norm == 0 else "it only returns a constant; "

@@ -285,6 +285,7 @@ class Signal:
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
+        outputs: The number of outputs with a gradient.
         plain: Whether the network has no residual sums, and was measured at its weight layers.
         by_kind: The facts of each kind.
         zero_layers: The layers whose weights are all zero.
@@ -324,6 +325,7 @@ class Signal:
     gains: tuple[Gain, ...] = ()
     gradient_origin: str = ""
     gradient_function: str = ""
+    outputs: int = 1
     plain: bool = field(init=False, compare=False)
     by_kind: Mapping[str, list[Fact]] = field(init=False, compare=False)
     zero_layers: tuple[str, ...] = field(init=False, compare=False)
