@@ -516,7 +516,7 @@ def bugged(bug: str) -> Verdict:
         (
             "nan",
             "exploding: not finite at blocks.3",
-            "look at blocks.3: a weight is not finite, or something divides by zero",
+            "look at blocks.3; div returns infinity or NaN there: it divides by zero",
         ),
         ("silent", "vanishing: gradient cut at blocks.3", "look between blocks.3 and the next sum"),
         ("large", "exploding: block too large at blocks.3", "look at blocks.3: compare its weights"),
@@ -586,7 +586,7 @@ def test_output_that_is_not_finite_is_reported() -> None:
     assert "look at out.weight: the weight is not finite" in verdict.recommendation
     with torch.no_grad():
         model.out.weight.fill_(3e38)  # finite, but its products are not
-    assert "look at out: a weight is not finite, or something" in judge(propagate(model, batch(8, 8))).recommendation
+    assert "look at out; linear returns infinity" in judge(propagate(model, batch(8, 8))).recommendation
 
 
 # What 'in all' means.

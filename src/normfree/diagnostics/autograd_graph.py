@@ -188,7 +188,10 @@ class GraphReader:
             many = words is not None and node._saved_weight_sym_argsize_0 >= words.shape[-1] >= LEAST_INDICES
             if words is not None and many and (words.dim() > 1 or len(words) != self.batch):  # else one per sample
                 self._note("one row of an embedding", node, (words == words.flatten()[0]).all())
-                self.noted[-1] = replace(self.noted[-1][0], place=place_of(node.next_functions[0][0], self.names, 1)), *self.noted[-1][1:]
+                self.noted[-1] = (
+                    replace(self.noted[-1][0], place=place_of(node.next_functions[0][0], self.names, 1)),
+                    *self.noted[-1][1:],
+                )
             if words is not None and words.dim() == 2:
                 node.register_prehook(partial(self._add_word_gradient, words.data_ptr()))
                 if 0 <= padding < 2**63:

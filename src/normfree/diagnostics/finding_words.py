@@ -142,8 +142,8 @@ tiny scale | vanishing | a vector of scales below 1e-7, but not zero
   at 1e-6 or more, or at exactly 0
 weights not registered | faulty | layers in a plain list, or made in the forward pass, or a plain tensor as a weight
   the weights in {names} are not parameters of the model
-  look at {names}: plain tensors, and layers in a plain list or dictionary or made in the forward pass (new and random at
-  each call), are not found by parameters(), so that they never learn and are not saved; make them in __init__, as
+  look at {names}: plain tensors, and layers in a plain list or dictionary or made in the forward pass (new and random
+  at each call), are not found by parameters(), so that they never learn and are not saved; make them in __init__, as
   nn.Parameter, nn.ModuleList or nn.ModuleDict
 unused module | faulty | no part in the output although modules like it have one; the last of a list may run in vain
   {names} {verb} never used
@@ -349,10 +349,6 @@ scores without a scale | faulty | products of vectors of fixed lengths, whose so
   the scores are cosines or other products of bounded vectors: no class can get more than {percent}
   look at {place}: its scores are bounded (cosines between -1 and 1), so that the softmax can never be confident;
   multiply them by a scale (10 to 30), or divide them by a temperature
-classes mixed with positions | faulty | the channels of a convolution become rows of logits without a permute
-  a reshape puts pixels of one class beside each other, where the loss expects the classes of one pixel
-  look behind {place}: the reshape (view) mixes classes and pixels; permute the channels to the end first,
-  scores.permute(0, 2, 3, 1).reshape(-1, classes)
 constant output | faulty | the same for every sample
   the output is the same for every sample
   look {spot}: the output does not depend on the input

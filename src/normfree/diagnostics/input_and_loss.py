@@ -178,6 +178,9 @@ RANGES = {
 }  # of the functions that may end a network
 
 
+TOGETHER = 1e-2  # rounding of targets that add up to 1
+
+
 @torch.no_grad()
 def unreachable_targets(function: str, output: Tensor | None, targets: Any) -> float:
     """The fraction of the targets outside the range of the function that ends the network.
@@ -190,6 +193,8 @@ def unreachable_targets(function: str, output: Tensor | None, targets: Any) -> f
         return 0.0
     if targets.numel() != output.numel() or not targets.numel():
         return 0.0
+    if function == "Softmax" and targets.dim() == 2:  # they have to add up to 1, too
+        return float(((targets.sum(1) - 1).abs() > TOGETHER).float().mean())
     return float(((targets < low) | (targets > high)).float().mean())
 
 
@@ -211,7 +216,6 @@ def broadcasts(output: Tensor | None, targets: Any, loss: tuple[str, ...]) -> bo
 
 
 CROSS_ENTROPY = frozenset({"LogSoftmax", "NllLoss", "NllLoss2D", *VIEWS})
-RESHAPES = ("View", "UnsafeView", "Reshape", "ReshapeAlias", "Alias", "Clone")
 REACHABLE = 0.5  # the probability of the right class that a network must be able to reach
 SAME_LENGTH = 1e-3  # relative difference between vectors that were divided by their lengths
 MOST_VECTORS = 256
@@ -219,18 +223,10 @@ MOST_VECTORS = 256
 
 @torch.no_grad()
 def check_scores(output: Tensor | None, targets: Any, graph: GraphFacts) -> Iterator[Fact]:
-    """Follow the logits of a cross-entropy back to the layer that made them.
-
-    Its channels must be the classes, and the scores must be able to grow beyond all bounds, or far enough.
-    """
+    """Follow the logits of a cross-entropy back: they must be able to grow beyond all bounds, or far enough."""
     if output is None or output.dim() < 2 or not {"LogSoftmax"} <= set(graph.loss) <= CROSS_ENTROPY:
         return
     flat = output.dim() == 2 or (isinstance(targets, Tensor) and targets.shape == output.shape[:-1])
-    layer = first_function(output.grad_fn, RESHAPES)
-    shape: tuple[int, ...] = layer._input_metadata[0].shape if layer is not None and layer is not output.grad_fn else ()
-    channels = function_name(layer) == "Convolution" or function_name(layer).startswith("Upsample")
-    if flat and channels and len(shape) > 2 and shape[1] == output.shape[-1] and math.prod(shape[2:]) > 1:
-        yield Fact("classes mixed with positions", graph.output_place)
     classes = output.shape[-1 if flat else 1]
     bound = _bound_of_scores(output.grad_fn)
     if bound < math.inf and classes not in (1, len(output)):  # else the samples are compared with each other

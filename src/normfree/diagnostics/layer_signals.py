@@ -139,10 +139,7 @@ class LayerWeights:
 
         Args:
             learning: The names of the parameters that the loss, or an output, depends on.
-            classes: The number of outputs.
-
-        Returns:
-            The modules, and those of them that may be another head, such as one with as many outputs.
+            classes: The number of outputs. A module with as many may be another head; these are returned again.
         """
         parts = self.parts
         used = {prefix for name in learning for prefix in _above(name)}

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
 
 from normfree.diagnostics.signals import Fact
 
@@ -34,7 +34,7 @@ class _Tried:
 
     def at(self, leaves: Sequence[Any], targets: Any = None, repeat: int = 1) -> Tensor:
         """The loss of other outputs or targets; `repeat` gives it every sample several times."""
-        count = max((len(t) for t in leaves if isinstance(t, Tensor) and t.dim()), default=0)
+        count = _samples(leaves)
 
         def again(t: Any) -> Any:
             rows = isinstance(t, Tensor) and t.dim() > 0 and len(t) == count
@@ -51,14 +51,13 @@ class _Tried:
 
 def check_loss(loss: Callable[[Any, Any], Tensor], output: Any, targets: Any) -> Iterator[Fact]:
     """Try a loss on other outputs and targets; what it cannot take is left out."""
-    lengths = [len(t) for t in tree_flatten(output)[0] if isinstance(t, Tensor) and t.dim()]
-    count = max(lengths, default=0)
+    count = _samples(tree_leaves(output))
 
     def few(t: Any) -> Any:
         return t[:FEW_SAMPLES] if isinstance(t, Tensor) and t.dim() > 0 and len(t) == count else t
 
     tried = _Tried(loss, tree_map(few, output), tree_map(few, targets))
-    frozen = [i for i, t in enumerate(tree_flatten(output)[0]) if i in tried.floats and not t.requires_grad]
+    frozen = [i for i, t in enumerate(tree_leaves(output)) if i in tried.floats and not t.requires_grad]
     for check in (_check_answers, _check_mean, _check_bound):
         with suppress(Exception), torch.no_grad():
             found = list(check(tried))
@@ -68,6 +67,11 @@ def check_loss(loss: Callable[[Any, Any], Tensor], output: Any, targets: Any) ->
     if 0 < len(frozen) < len(tried.floats):
         with suppress(Exception):
             yield from _check_constants(tried, frozen)
+
+
+def _samples(leaves: Sequence[Any]) -> int:
+    """The number of samples: the length of the first tensor of an output."""
+    return next((len(t) for t in leaves if isinstance(t, Tensor) and t.dim()), 0)
 
 
 def _check_mean(tried: _Tried) -> Iterator[Fact]:
@@ -96,7 +100,9 @@ def _check_bound(tried: _Tried) -> Iterator[Fact]:
     """Make one output far larger: a loss that falls as its square, or faster, has a term of the wrong sign."""
     start = float(tried.at(tried.leaves))
     for i in tried.floats:
-        for sign in (1, -1):
+        low, high = map(float, torch.aminmax(tried.leaves[i]))
+        signs = () if low >= 0 and high <= 1 else (1, -1) if low < 0 < high else (1,)  # probabilities, any number
+        for sign in signs:
             near, far = (float(tried.at(tried.with_leaf(i, sign * n * tried.leaves[i]))) - start for n in (10, 100))
             if far < STEEP * min(near, 0.0) - abs(start):
                 yield Fact("loss without a lower bound", "the loss", tried.names[i])

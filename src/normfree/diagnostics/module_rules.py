@@ -125,7 +125,7 @@ def is_last_of_list(name: str, signal: Signal) -> bool:
 
 def nothing_learns(signal: Signal) -> Iterator[Finding]:
     """All parameters that take part in the output are frozen."""
-    if not signal.frozen_in_use:
+    if not signal.frozen_in_use or signal.cut:  # a gradient that is cut off on the way says more
         return
     names = list(signal.idle) or [layer.name for layer in signal.plan.classifier or list(signal.plan.layers())[-1:]]
     text = "every parameter is frozen"

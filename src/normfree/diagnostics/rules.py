@@ -117,10 +117,10 @@ def faults_of_the_targets(signal: Signal) -> Iterator[Finding]:
     sizes = [(f.place, f.value, f.mean) for f in signal.by_kind["targets"]]
     if "float" in y.dtype and not y.alike:
         sizes.append(("the targets", y.size, math.sqrt(head.mean_square)))
-    for place, size, output in islice((t for t in sizes if t[1] > TARGETS_LARGE * max(1.0, t[2])), 1):
+    for place, size, _ in islice((t for t in sizes if t[1] > TARGETS_LARGE * max(1.0, t[2])), 1):
         yield finding("targets scale", place, size=size)
     count = signal.zero_loss / math.log(head.classes) if head.classes > 1 and "NllLoss" in signal.graph.loss else 1.0
-    if count > 3 and abs(count - round(count)) < 1e-3 * count:
+    if 3 < count < math.inf and abs(count - round(count)) < 1e-3 * count:
         yield finding("loss is a sum", "the loss", count=round(count))
 
 
@@ -319,6 +319,7 @@ def alike_tokens(signal: Signal) -> Iterator[Finding]:
             yield finding("tokens alike", s.name, value=s.token_variation)
 
 
+DIVERGENCE = {"Sub", "Mul", "Sum", "Mean", "Div"}  # kl_div, which takes the logarithm of the targets only
 OUTPUT_LARGE = 1e6  # second moment of the output over that of the last block
 CLASSIFIER_GAIN = 100.0  # the same, above which a high first loss is the classifier's; sound ones have 0.01 to 3
 ZERO_LOSS = 4.0  # times the loss of an output of zeros, if that is a binary cross-entropy
@@ -349,7 +350,9 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
     elif with_loss and signal.zero_loss > 0 and head.mean_square > NOTICEABLE * max(1.0, signal.targets.size**2):
         first_loss, limit = signal.loss, NOTICEABLE * signal.zero_loss
     zero = set(signal.zero_layers)
-    if head.probabilities and with_loss and head.classes:
+    functions = set(signal.graph.loss)
+    logits = "LogSoftmax" in functions or {"Sub", "Mul"} <= functions <= DIVERGENCE
+    if head.probabilities and with_loss and head.classes and logits:
         yield finding("softmax before the loss", "the output")
     elif first_loss > limit or (grown >= OUTPUT_LARGE and not head.mean_square <= NOTICEABLE * signal.targets.size**2):
         yield _large_output(signal, grown, first_loss, log_classes)

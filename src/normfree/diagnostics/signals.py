@@ -168,9 +168,9 @@ class Fact:
             saturated, or 'variation ends' for the first module from which on the signal is the same for all samples.
         place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
         detail: A name or a few words, such as the function or the gate.
-        value: The number: a root mean square (bias, embedding, scale, targets), a probability (dropout), the mean of the sigmoid
-            of the biases (gate), the largest eigenvalue (recurrence), the squared difference of two passes over that of
-            two samples (noise), or the mean square of the derivative relative to the largest possible one (openness).
+        value: The number: a root mean square (bias, embedding, scale, targets), a probability (dropout), the mean of a
+            gate at its biases (gate), the largest eigenvalue (recurrence), the squared difference of two passes over
+            that of two samples (noise), or the mean square of the derivative relative to the largest one (openness).
         mean: The mean of the output of a function or of the gains of a normalizer, or the root mean square of the
             output that belongs to a part of the targets.
     """

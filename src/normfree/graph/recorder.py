@@ -76,7 +76,9 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
         return _record_meta(model, args, kwargs, kept)
     except Exception as without_values:  # whatever the model's own code raises
         try:
-            return _record_values(model, args, kwargs, kept, differentiates="does not require grad" in str(without_values))
+            return _record_values(
+                model, args, kwargs, kept, differentiates="does not require grad" in str(without_values)
+            )
         except Exception as error:
             # On an example without values the second run adds no information.
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
