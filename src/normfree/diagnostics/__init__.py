@@ -9,7 +9,7 @@ Read the files of a diagnosis in this order; each calls later ones only:
 1. `diagnosis`: `diagnose`, the text, the table and the page of its result.
 2. `propagation`: the pass. It sets up what observes the pass: `input_and_loss` (both ends), `loss_checks` (the loss at
    other outputs), `layer_signals` (weights, their gradients and the modules), `sum_hooks` (residual sums) and
-   `autograd_graph` (functions, with `graph_nodes`). These reduce tensors by `moments` to the plain numbers of `signals`:
+   `autograd_graph` (functions, with `graph_nodes`). These reduce tensors by `moments` to the numbers of `signals`:
    a `SumSignal` per sum, a `LayerSignal` per weight layer, and a `Fact` for anything else about one place.
 3. `fault_localization`, only where the pass leaves a question open, and `invariants`, checks of a few samples; both
    compare passes by `tracing`.
