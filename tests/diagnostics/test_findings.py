@@ -51,6 +51,7 @@ def test_sound_networks_of_the_definitions_have_no_finding(names: dict[str, Any]
     sound += [f"nn.Sequential(nn.Conv2d(3, 10, 1), {rows}), images, torch.arange(1024) % 10"]
     sound += ["Next(causal=True), words, words.roll(-1, 1), by_token"]
     sound += ["Committee(copies=False), x, y", "net(start=nn.BatchNorm1d(32)), x, y", "net(start=nn.ReLU()), x, y"]
+    sound += ["Code(), x, x, elbo", "Code(), x, x, lambda out, x: len(x) * elbo(out, x)"]
     sound += ["Recurrent(1.0), torch.randn(16, 30, 32)", "PostNorm(4), torch.randn(16, 8, 32)"]
     for code in sound:
         with torch.random.fork_rng(devices=[]):

@@ -317,11 +317,11 @@ def mixed(dims: int, end: Callable[[Tensor], Tensor]) -> bool:
     x = torch.randn(12, 3, *[10] * dims)
     model = Dense(end, dims)
     targets = torch.randint(5, (len(model(x)),))
-    return ("classes mixed with positions", "body.2") in causes(model, x, targets)
+    return ("reshape of dimensions", "body.2") in causes(model, x, targets)
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_classes_that_a_reshape_mixes_with_positions_are_named(name: str) -> None:
+def test_reshape_that_exchanges_dimensions_is_named(name: str) -> None:
     assert mixed(*MIXED[name])
 
 

@@ -7,11 +7,12 @@ of the papers.
 Read the files of a diagnosis in this order; each calls later ones only:
 
 1. `diagnosis`: `diagnose`, the text, the table and the page of its result.
-2. `propagation`: the pass. It sets up what observes the pass: `input_and_loss` (both ends), `layer_signals` (weights,
-   their gradients and the modules), `sum_hooks` (residual sums) and `autograd_graph` (functions, with `graph_nodes`).
-   These reduce tensors by `moments` to the plain numbers of `signals`: a `SumSignal` per sum, a `LayerSignal` per
-   weight layer, and a `Fact` for anything else about one place.
-3. `fault_localization`, only where the pass leaves a question open, and `invariants`, checks of a few samples.
+2. `propagation`: the pass. It sets up what observes the pass: `input_and_loss` (both ends), `loss_checks` (the loss at
+   other outputs), `layer_signals` (weights, their gradients and the modules), `sum_hooks` (residual sums) and
+   `autograd_graph` (functions, with `graph_nodes`). These reduce tensors by `moments` to the numbers of `signals`:
+   a `SumSignal` per sum, a `LayerSignal` per weight layer, and a `Fact` for anything else about one place.
+3. `fault_localization`, only where the pass leaves a question open, and `invariants`, checks of a few samples; both
+   compare passes by `tracing`.
 4. `verdict`: pure functions of the numbers. `module_rules` judges modules and functions, most of them by one table of
    facts; `rules` judges the signal, `growth` both directions over depth, and `outliers` single blocks. `findings`
    makes them from the table of `finding_words`.

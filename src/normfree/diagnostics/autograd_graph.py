@@ -40,8 +40,9 @@ RARE = 0.05  # an output may be the probability of something rarer, and is no sh
 PADDED = 16  # samples whose padding is looked at
 CONDITIONS = (
     "softmax over the wrong axis", "attention masked out", "mask of the wrong side", "mask of the diagonal",
-    "padding attended to", "choice by ties", "overflow",
+    "padding attended to", "choice by ties", "overflow", "one row of an embedding",
 )  # fmt: skip
+LEAST_INDICES = 4  # positions of a sequence that an embedding has to tell apart
 DOUBLED = ("Tanh", "Sigmoid", "Softmax", "Gelu", "Silu")  # functions that nobody applies twice in a row
 CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")  # torch writes leaky_relu, its graph LeakyRelu
 # Functions that are linear in the signal, or only move, average or normalize it.
@@ -136,6 +137,8 @@ class GraphReader:
 
     def _read_node(self, node: Any) -> None:
         kind = function_name(node)
+        if kind == "LeakyRelu" and node._saved_negative_slope == 1:  # as of nn.LeakyReLU(True)
+            kind = "Alias"
         self.functions[kind] += 1
         if kind in DOUBLED and function_name(before := first_function(node.next_functions[0][0])) == kind:
             self._note("{function} twice", before, detail=kind.lower())
@@ -182,6 +185,13 @@ class GraphReader:
             self._read_root(node, kind)
         elif kind == "Embedding":
             words, padding = saved_tensor(node, "indices"), node._saved_padding_idx
+            many = words is not None and node._saved_weight_sym_argsize_0 >= words.shape[-1] >= LEAST_INDICES
+            if words is not None and many and (words.dim() > 1 or len(words) != self.batch):  # else one per sample
+                self._note("one row of an embedding", node, (words == words.flatten()[0]).all())
+                self.noted[-1] = (
+                    replace(self.noted[-1][0], place=place_of(node.next_functions[0][0], self.names, 1)),
+                    *self.noted[-1][1:],
+                )
             if words is not None and words.dim() == 2:
                 node.register_prehook(partial(self._add_word_gradient, words.data_ptr()))
                 if 0 <= padding < 2**63:
@@ -253,6 +263,10 @@ class GraphReader:
             factor = saved_tensor(node, name)
             if factor is not None and factor.data_ptr() in self.plain:
                 self.unknown.add(self.plain[factor.data_ptr()])
+        for source, _ in node.next_functions:
+            leaf = getattr(first_function(source), "variable", None)
+            if isinstance(leaf, nn.Parameter) and id(leaf) not in self.names and not is_sharded(leaf):
+                self._note("weights made in the forward pass", node)
         if kind != "Bmm":
             self._read_input(node, kind)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
-from normfree.diagnostics.graph_nodes import walk
+from normfree.diagnostics.graph_nodes import place_of, walk
 from normfree.diagnostics.input_and_loss import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
-from normfree.diagnostics.invariants import Trace, first_difference, trace
 from normfree.diagnostics.signals import CONSTANT, Fact, Gain, Signal
+from normfree.diagnostics.tracing import Trace, first_difference, trace
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import (
     ModelParts,
@@ -43,6 +43,7 @@ class OpenQuestions(NamedTuple):
         still: The last layers outside of branches with weights, but without a gradient.
         idle: The outermost modules of which no weight got a gradient.
         ignored: The parts of the input that got no gradient.
+        heads: The idle modules that may be other heads of the model, and are no fault if the output needs none of them.
     """
 
     ended: str
@@ -50,6 +51,7 @@ class OpenQuestions(NamedTuple):
     still: list[str]
     idle: list[str]
     ignored: list[IgnoredInput]
+    heads: Set[str] = frozenset()
 
 
 def with_origin(
@@ -62,11 +64,11 @@ def with_origin(
     """
     broken = broken_parameters(parts) if signal.unmeasured else ()
     origin: list[str] = []
-    failures = _Failures()
+    failures = _Failures({id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()})
     args, kwargs = _copied(inputs)
     if not broken and signal.inputs.finite and (asked.silent or signal.unmeasured):
         with (
-            torch.no_grad(),
+            torch.enable_grad(),  # the model may take derivatives
             preserve_model_state(model, parts),
             find_origin(parts.modules, varies if asked.silent else is_finite) as origin,
             failures.following(parts.modules) if signal.unmeasured else nullcontext(),
@@ -82,7 +84,9 @@ def with_origin(
         hidden = [n for n in idle[-MOST_CANDIDATES:] if n not in cut and influences(model, parts, n, args, kwargs)]
         unread = [i for i in asked.ignored if not _is_read(model, parts, i, args, kwargs)]
     used = (*cut, *hidden)
-    unused = [name for name in idle if name not in used] if len(idle) <= MOST_CANDIDATES or not used else []
+    unused = (
+        [name for name in idle if name not in {*used, *asked.heads}] if len(idle) <= MOST_CANDIDATES or not used else []
+    )
     facts = (*signal.facts, *(Fact("input ignored", "the input", i.part) for i in unread))
     inside = [name for name in origin if asked.ended and name.startswith(f"{asked.ended}.")]
     place, function = failures.found[0] if failures.found else ("", "")
@@ -100,7 +104,7 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
         return signal
     facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))
     overflows = _Overflows()  # the graph does not show code before the first weight
-    with torch.no_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
+    with torch.enable_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
         model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
     facts = (*(Fact("overflow", place) for place in overflows.found[:1]), *facts)
     if signal.head.variation <= CONSTANT:
@@ -152,6 +156,9 @@ def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> t
             out = out[0] if isinstance(out, tuple) and out else out
             if not isinstance(out, Tensor) or not out.is_floating_point() or not out.numel():
                 return
+            bias = module._parameters.get("bias") if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) else None
+            if bias is not None and not is_sharded(bias):
+                out = (out if isinstance(module, nn.Linear) else out.movedim(1, -1)) - bias
             if found and is_norm(module):
                 found[-1] = replace(found[-1], normalized=True)
             x = args[0] if args and isinstance(args[0], Tensor) and args[0].is_floating_point() else None
@@ -166,7 +173,7 @@ def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> t
         for name, m in parts.modules.items()
         if name and (isinstance(m, WEIGHT_LAYERS) or is_norm(m) or not any(True for _ in m.children()))
     }
-    with hooked(hooks), torch.no_grad(), preserve_model_state(model, parts):
+    with hooked(hooks), torch.enable_grad(), preserve_model_state(model, parts):
         model(*args, **kwargs)
     return tuple(found)
 
@@ -208,9 +215,9 @@ def _without_zeros(model: nn.Module, parts: ModelParts) -> Iterator[None]:
 
 def _run(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any, seed: int = 0) -> Tensor:
     """The main output of a model; two calls with the same seed draw the same random numbers."""
-    with torch.no_grad(), preserve_model_state(model, parts):
+    with torch.enable_grad(), preserve_model_state(model, parts):
         torch.manual_seed(seed)
-        return first_tensor(model(*tree_map(_copy, args), **tree_map(_copy, kwargs))).clone()
+        return first_tensor(model(*tree_map(_copy, args), **tree_map(_copy, kwargs))).detach().clone()
 
 
 def _is_read(model: nn.Module, parts: ModelParts, ignored: IgnoredInput, args: Any, kwargs: Any) -> bool:
@@ -279,11 +286,13 @@ class _Owners(Observer):
 class _Failures(Observer):
     """Collects the functions that make NaN out of numbers, or infinity out of finite ones, with their modules.
 
-    A function that is given -inf to write, as for a mask, is none. Set `ended` when the model has returned.
+    A function that is given -inf to write, as for a mask, is none. Set `ended` when the model has returned. In the code
+    of the model itself, the place is the layer that the function reads from.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()
+        self.names = names
         self.found: list[tuple[str, str]] = []
         self.ended = False
 
@@ -296,7 +305,9 @@ class _Failures(Observer):
         out = call.run()
         made = out if isinstance(out, Tensor) and out.is_floating_point() else torch.zeros(())
         if (numbers and bool(made.isnan().any())) or (finite and not _finite(made)):
-            self.found.append(("the loss" if self.ended else self.home, call.name))
+            sources = (place_of(t.grad_fn, self.names) for t in tensors if t.grad_fn is not None)
+            place = self.home or next(filter(None, sources), "")
+            self.found.append(("the loss" if self.ended else place, call.name))
         return out
 
 

@@ -90,6 +90,10 @@ state between calls | faulty | two equal calls in evaluation mode return somethi
 dropout in evaluation mode | faulty | a function drops values at random although the model is in evaluation mode
   {place} drops values at random in evaluation mode
   look at {place}: its dropout is also on in evaluation mode; pass training=self.training, or dropout_p=0 there
+reshape of dimensions | faulty | a view or reshape gives dimensions another order, which only a permute can
+  {place} reshapes {detail}, which exchanges dimensions
+  look at {place}: a view or reshape from {detail} mixes up the numbers, because it keeps their order in memory;
+  exchange the axes by permute or transpose, and reshape then
 wrong derivative | faulty | a torch.autograd.Function disagrees with finite differences
   the derivative of {detail} at {place} is wrong: finite differences give {value} of it
   look at {place}: the backward of the custom torch.autograd.Function does not match its forward (wrong gradient); it
@@ -136,15 +140,16 @@ tiny scale | vanishing | a vector of scales below 1e-7, but not zero
   {names} {verb} below 1e-7, but not zero
   look at {names}: layer scales below the rounding of float32 leave their branches a gradient that is too small; start
   at 1e-6 or more, or at exactly 0
-weights not registered | faulty | an attribute holds layers in a plain list, or a plain tensor as a weight
+weights not registered | faulty | layers in a plain list, or made in the forward pass, or a plain tensor as a weight
   the weights in {names} are not parameters of the model
-  look at {names}: plain tensors, and layers in a plain list or dictionary, are not found by parameters(), so that they
-  never learn and are not saved; use nn.Parameter, nn.ModuleList or nn.ModuleDict
+  look at {names}: plain tensors, and layers in a plain list or dictionary or made in the forward pass (new and random
+  at each call), are not found by parameters(), so that they never learn and are not saved; make them in __init__, as
+  nn.Parameter, nn.ModuleList or nn.ModuleDict
 unused module | faulty | no part in the output although modules like it have one; the last of a list may run in vain
   {names} {verb} never used
   look at {names}: the forward pass does not call it, or ignores its output, so that it never learns
 
-no activation | faulty | no layer reads or feeds an activation
+no activation | faulty | no function of the graph is nonlinear, as behind a leaky ReLU with a slope of 1
   no activation stands between the layers, so that the network is linear
   put an activation between the layers, from {first} on: without any the network is linear
 forgotten activation | faulty | a layer of one branch reads none, the same layer of most similar branches does
@@ -185,6 +190,10 @@ mask of the diagonal | faulty | every position attends to itself only
 padding attended to | faulty | attention weights of all words are zero, and those of padding are not
   behind {place} only the padding is attended to
   look behind {place}: the padding mask of the attention is inverted; hide the positions of padding, not the words
+one row of an embedding | faulty | all positions look up the same vector of an embedding that has one for each
+  {place} returns the same vector for every position
+  look at {place}: its index is the same everywhere, such as zeros for positions, so that it is a constant and tells
+  nothing; count the positions (arange)
 choice by ties | faulty | a max or topk of the outputs of a layer of zeros
   the scores of {place} are all zero, and a choice is made among them
   look at {place}: its weights are zero, so that every sample makes the same choice (one expert); draw them at random
@@ -279,6 +288,22 @@ targets ignored | faulty | the loss is the same for other targets
 loss of the wrong sign | faulty | the loss of right answers is above that of wrong ones
   the loss of the right answers is higher than that of wrong ones
   look at the loss: it has the wrong sign, so that training prefers the wrong answers; negate it
+draw without a gradient | faulty | an output depends on weights through a random draw alone, which has no gradient
+  {place} reads a random draw that has no gradient to {detail}
+  look before {place}: sample() has no gradient, so that this output teaches nothing to {detail}; use rsample(), or the
+  reparametrization mean + deviation * noise
+loss without a lower bound | faulty | it falls as the square of an output that grows, or faster
+  the loss falls without bound as {detail} grows
+  look at the loss: a term that depends on {detail} has the wrong sign, so that training makes it ever larger; negate
+  that term
+sum beside a mean | faulty | with every sample twice, one part of the loss stays and another doubles
+  one term of the loss is a sum over the batch, and another one a mean
+  look at the loss: one term adds up the samples of the batch beside a mean, so that it outweighs the other terms the
+  more, the larger the batch; average all terms (mean) or sum all of them
+term without a gradient | faulty | the loss depends on an output without a gradient, which changes no other gradient
+  a term of the loss depends on {detail}, which has no gradient
+  look at the output: {detail} was cut off by detach(), no_grad, or a derivative without create_graph=True, so that its
+  term of the loss never learns
 later positions seen | faulty | the targets are the next elements of the input, which the output depends on
   the output at a position depends on later positions, which the targets ask for
   look at {place}: the output leaks the answer (the future), since no causal mask or shift hides the later positions
@@ -324,10 +349,6 @@ scores without a scale | faulty | products of vectors of fixed lengths, whose so
   the scores are cosines or other products of bounded vectors: no class can get more than {percent}
   look at {place}: its scores are bounded (cosines between -1 and 1), so that the softmax can never be confident;
   multiply them by a scale (10 to 30), or divide them by a temperature
-classes mixed with positions | faulty | the channels of a convolution become rows of logits without a permute
-  a reshape puts pixels of one class beside each other, where the loss expects the classes of one pixel
-  look behind {place}: the reshape (view) mixes classes and pixels; permute the channels to the end first,
-  scores.permute(0, 2, 3, 1).reshape(-1, classes)
 constant output | faulty | the same for every sample
   the output is the same for every sample
   look {spot}: the output does not depend on the input

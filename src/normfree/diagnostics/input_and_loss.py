@@ -107,61 +107,6 @@ def ignored_inputs(watched: list[WatchedInput], word_gradients: Mapping[int, Ten
 
 
 @torch.no_grad()
-def check_loss(loss: Any, output: Any, targets: Any) -> Iterator[Fact]:
-    """Try a loss on answers that are right and wrong: it must depend on the targets, and prefer the right ones.
-
-    The answers lie between 0 and 1, so that they may be logits, probabilities or numbers.
-    """
-    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or output.dim() == 0 or targets.dim() == 0:
-        return
-    z, y = output[:FEW_SAMPLES].detach().float(), targets[:FEW_SAMPLES]
-    wrong = y.roll(1, 0)
-    if len(z) != len(y) or torch.equal(wrong, y):
-        return
-    source = torch.Generator().manual_seed(0)
-    guess, other = (torch.rand(z.shape, generator=source).to(z) * 0.9 + 0.05 for _ in range(2))
-    flat = float(loss(guess, y)) == float(loss(other, y))
-    if not flat and _can_be_compared(z, y) and float(loss(guess, y)) == float(loss(guess, wrong)):
-        yield Fact("targets ignored", "the loss")
-        return
-    right = _answers(z, y)
-    if right is None:
-        return
-    at_right, at_wrong = float(loss(right, y)), float(loss(_answers(z, wrong), y))
-    if at_right > at_wrong + 1e-6 * abs(at_wrong):
-        yield Fact("loss of the wrong sign", "the loss", value=at_right - at_wrong)
-
-
-FEW_SAMPLES = 8  # on which a loss is tried
-
-
-def _can_be_compared(output: Tensor, targets: Tensor) -> bool:
-    """Whether targets are numbers or classes of this output; else a loss of the output alone is meant.
-
-    A triplet loss, for example, compares the parts of each sample with each other.
-    """
-    if targets.is_floating_point() or targets.numel() == output.numel():
-        try:
-            return tuple(torch.broadcast_shapes(output.shape, targets.shape)) == tuple(output.shape)
-        except RuntimeError:
-            return targets.numel() == output.numel()
-    for axis in {1, output.dim() - 1}:
-        if output.dim() > 1 and targets.shape == (*output.shape[:axis], *output.shape[axis + 1 :]):
-            return int(targets.max()) < output.shape[axis]
-    return False
-
-
-def _answers(output: Tensor, targets: Tensor) -> Tensor | None:
-    """The output that the targets ask for, between 0 and 1 for classes; None if it is not known."""
-    if targets.is_floating_point():
-        return targets.to(output).clamp(0.05, 0.95) if targets.shape == output.shape else None
-    if output.dim() < 2 or targets.shape != output.shape[:1] + output.shape[2:] or output.shape[1] < 2:
-        return None
-    inside = targets.clamp(0, output.shape[1] - 1).unsqueeze(1)
-    return torch.full_like(output, 0.05).scatter_(1, inside, 0.95)
-
-
-@torch.no_grad()
 def target_facts(targets: Any) -> InputFacts:
     """Measure the targets of a loss, if they are a tensor; `alike`: whether all numbers are the same."""
     if not isinstance(targets, Tensor) or targets.is_complex() or not targets.numel():
@@ -230,6 +175,9 @@ RANGES = {
 }
 
 
+TOGETHER = 1e-2  # rounding of targets that add up to 1
+
+
 @torch.no_grad()
 def unreachable_targets(function: str, output: Tensor | None, targets: Any) -> float:
     """The fraction of the targets outside the range of the function that ends the network.
@@ -242,6 +190,8 @@ def unreachable_targets(function: str, output: Tensor | None, targets: Any) -> f
         return 0.0
     if targets.numel() != output.numel() or not targets.numel():
         return 0.0
+    if function == "Softmax" and targets.dim() == 2:  # they have to add up to 1, too
+        return float(((targets.sum(1) - 1).abs() > TOGETHER).float().mean())
     return float(((targets < low) | (targets > high)).float().mean())
 
 
@@ -263,7 +213,6 @@ def broadcasts(output: Tensor | None, targets: Any, loss: tuple[str, ...]) -> bo
 
 
 CROSS_ENTROPY = frozenset({"LogSoftmax", "NllLoss", "NllLoss2D", *VIEWS})
-RESHAPES = ("View", "UnsafeView", "Reshape", "ReshapeAlias", "Alias", "Clone")
 REACHABLE = 0.5  # the probability of the right class that a network must be able to reach
 SAME_LENGTH = 1e-3  # relative difference between vectors that were divided by their lengths
 MOST_VECTORS = 256
@@ -271,18 +220,10 @@ MOST_VECTORS = 256
 
 @torch.no_grad()
 def check_scores(output: Tensor | None, targets: Any, graph: GraphFacts) -> Iterator[Fact]:
-    """Follow the logits of a cross-entropy back to the layer that made them.
-
-    Its channels must be the classes, and the scores must be able to grow beyond all bounds, or far enough.
-    """
+    """Follow the logits of a cross-entropy back: they must be able to grow beyond all bounds, or far enough."""
     if output is None or output.dim() < 2 or not {"LogSoftmax"} <= set(graph.loss) <= CROSS_ENTROPY:
         return
     flat = output.dim() == 2 or (isinstance(targets, Tensor) and targets.shape == output.shape[:-1])
-    layer = first_function(output.grad_fn, RESHAPES)
-    shape: tuple[int, ...] = layer._input_metadata[0].shape if layer is not None and layer is not output.grad_fn else ()
-    channels = function_name(layer) == "Convolution" or function_name(layer).startswith("Upsample")
-    if flat and channels and len(shape) > 2 and shape[1] == output.shape[-1] and math.prod(shape[2:]) > 1:
-        yield Fact("classes mixed with positions", graph.output_place)
     classes = output.shape[-1 if flat else 1]
     bound = _bound_of_scores(output.grad_fn)
     if bound < math.inf and classes not in (1, len(output)):  # else the samples are compared with each other

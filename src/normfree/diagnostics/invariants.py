@@ -2,6 +2,7 @@
 
 - A sample does not change the output of another one, and its own does not depend on its place in the batch.
 - Two equal calls in evaluation mode return the same, and drop nothing at random.
+- A reshape splits dimensions and joins neighbours, but exchanges none.
 - A model that predicts the next element of a sequence does not see it.
 - A derivative that the user wrote agrees with finite differences.
 """
@@ -12,7 +13,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,25 +22,13 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.graph_nodes import walk
-from normfree.diagnostics.input_and_loss import first_tensor
 from normfree.diagnostics.signals import Fact, Signal
+from normfree.diagnostics.tracing import Trace, TracedCall, first_difference, rows_of, trace, values_differ
 from normfree.graph.observer import FunctionCall, Observer
-from normfree.nn.model_state import ModelParts, hooked, preserve_model_state
+from normfree.nn.model_state import ModelParts, hooked, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import is_norm
 
 LEAST_SAMPLES = 12  # two passes of two samples cost at most a ninth of a pass forward and backward
-SAME = 1e-4  # relative difference of one sample's output between two batches; rounding leaves 1e-6
-
-
-class TracedCall(NamedTuple):
-    """The first samples of what a module read and returned; the model is the last, with the name ''."""
-
-    name: str
-    read: list[Tensor]
-    returned: list[Tensor]
-
-
-Trace = list[TracedCall]
 
 
 def check_model(
@@ -58,6 +48,8 @@ def check_model(
     checks = [partial(check_samples, model, parts, arguments, main, signal.head.classes)]
     if shifted := _next_element(main, targets):
         checks.append(partial(check_causality, model, parts, arguments, main, shifted))
+    if signal.outputs > 1:
+        checks.append(partial(check_draws, model, parts, arguments, main))
     if signal.graph.custom:
         checks.append(partial(check_derivatives, model, parts, arguments, main, targets, loss))
     for check in checks:
@@ -81,17 +73,18 @@ def check_samples(model: nn.Module, parts: ModelParts, arguments: Any, main: Ten
         return
 
     def trace_of(*chosen: int, inside: bool = True, seed: int = 0) -> Trace:
-        some = tree_map(lambda t: _rows(t, count, chosen), arguments)
+        some = tree_map(lambda t: rows_of(t, count, chosen), arguments)
         return trace(model, parts, some, evaluate=True, inside=inside, seed=seed)
 
-    with _Dropouts() as dropouts:
+    with _Calls() as calls:
         behind = trace_of(1, 0, inside=False)[-1].returned
-    if dropouts.found:
-        with (named := _Dropouts()).following(parts.modules):
+    if calls.dropouts or calls.reshapes:
+        with (named := _Calls()).following(parts.modules):
             trace_of(1, 0, inside=False)
-        yield Fact("dropout in evaluation mode", named.found[0])
+        yield from (Fact("dropout in evaluation mode", place) for place in named.dropouts[:1])
+        yield from (Fact("reshape of dimensions", *place) for place in list(named.reshapes.values())[:1])
     before = trace_of(0, 2, inside=False)[-1].returned
-    if not _differ([t[1] for t in behind], [t[0] for t in before]):
+    if not values_differ([t[1] for t in behind], [t[0] for t in before]):
         return
     one = trace_of(1, 0, 2)
     place = first_difference(one, trace_of(3, 0, 4), standardized=False)
@@ -112,119 +105,82 @@ def _swapped(found: Trace) -> Trace:
     return [TracedCall(name, *([t[[1, 0, 2]] for t in ts] for ts in both)) for name, *both in found]
 
 
-def _rows(value: Any, count: int, chosen: Sequence[int]) -> Any:
-    """The chosen samples of a tensor that holds all of them; anything else as it is."""
-    batched = isinstance(value, Tensor) and value.dim() > 0 and len(value) == count
-    return value.detach()[list(chosen)] if batched else value
-
-
 def _positions_first(parts: ModelParts) -> bool:
     """Whether a module takes the positions of a sequence as its first dimension, so that rows may not be samples."""
     return any(getattr(m, "batch_first", True) is False for m in parts.modules.values())
 
 
-@torch.no_grad()
-def trace(
-    model: nn.Module,
-    parts: ModelParts,
-    arguments: Any,
-    *,
-    evaluate: bool,
-    seed: int = 0,
-    inside: bool = True,
-    positions: int = 1,
-) -> Trace:
-    """Collect three samples of what all modules read and return, in the order in which they return.
+class _Calls(Observer):
+    """Collects the modules whose code drops values in evaluation mode, or reshapes where it should permute.
 
-    Args:
-        inside: Whether to look into the model; else the trace has only the model itself, and costs a plain pass.
-        positions: The positions of a sample, if samples and positions may be one dimension, the positions last.
-    """
-    found: Trace = []
-    tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
-    count = len(max(tensors, key=lambda t: t.numel()))
-
-    def samples(tree: Any) -> list[Tensor]:
-        tensors = [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
-        tensors = [t.detach() for t in tensors if t.dim() > 1]
-        flat = [len(t) == count * positions > count for t in tensors]
-        tensors = [t.unflatten(0, (count, positions)) if f else t for t, f in zip(tensors, flat, strict=True)]
-        return [t[:3].clone() for t in tensors if len(t) == count]
-
-    def hook(name: str) -> Any:
-        return lambda _m, read, returned: found.append(TracedCall(name, samples(read), samples(returned)))
-
-    hooks = {m: hook(name) for name, m in parts.modules.items() if name and inside}
-    with hooked(hooks), preserve_model_state(model, parts):
-        torch.manual_seed(seed)
-        model.train(model.training and not evaluate)
-        output = first_tensor(model(*arguments[0], **arguments[1]))
-    found.append(TracedCall("", [], samples(output)))
-    return found
-
-
-def first_difference(one: Trace, other: Trace, *, standardized: bool = True) -> str:
-    """The first module that returns something else, or 'before' the first that reads something else; '' if none.
-
-    Args:
-        standardized: Whether a difference counts that a batch norm, also one written by hand, makes.
+    Their names need `following`. A reshape in the code of the model itself has the module before it, or the first one.
     """
 
-    def differ(a: list[Tensor], b: list[Tensor]) -> bool:
-        """Whether the second sample differs."""
-        return _differ([x[1] for x in a], [y[1] for y in b])
-
-    def counts(before: list[Tensor], after: list[Tensor]) -> bool:
-        return standardized or not _is_standardized(before, after)
-
-    ends = one[-1].returned, other[-1].returned
-    if not ends[0] or not all(bool(torch.isfinite(t).all()) for end in ends for t in end) or not differ(*ends):
-        return ""
-    latest: list[Tensor] = []
-    for (name, read, returned), (_, read_too, returned_too) in zip(one, other, strict=False):
-        if differ(read, read_too):
-            return f"before {name}" if counts(latest, read) else ""
-        if differ(returned, returned_too):
-            return (name or "the output") if counts(read or latest, returned) else ""
-        latest = returned
-    return "the output"
-
-
-def _differ(a: list[Tensor], b: list[Tensor]) -> bool:
-    """Whether two lists of tensors differ by more than rounding."""
-    return any(bool((x - y).abs().max() > SAME * x.abs().max()) for x, y in zip(a, b, strict=False))
-
-
-def _is_standardized(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Whether each number of all samples was shifted and scaled alike, as by a batch norm; a mere shift is none."""
-    if not before or not after or before[0].shape != after[0].shape:
-        return False
-    (a, b, c), (x, y, z) = before[0].double(), after[0].double()
-    tolerance = SAME * ((a - b) * (x - z)).abs().max()
-    alike = ((a - b) * (x - z) - (a - c) * (x - y)).abs().max() <= tolerance
-    shifted = ((a - b) - (x - y)).abs().max() <= SAME * (a - b).abs().max()
-    return bool(alike & ~shifted)
-
-
-class _Dropouts(Observer):
-    """Collects the modules whose code drops values in evaluation mode; their names need `following`."""
-
-    FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+    DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.dropouts: list[str] = []
+        self.reshapes: dict[int, tuple[str, str]] = {}  # by the identity of the result, which is kept
+        self._kept: list[Any] = []
+        self._last = "the input"
+
+    def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Name the module that follows a reshape."""
+        self.reshapes = {key: (name if p == "the input" else p, d) for key, (p, d) in self.reshapes.items()}
+
+    def on_leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Remember the innermost module before a reshape."""
+        self._last = self._last if module._modules else name
 
     def on_function(self, call: FunctionCall) -> Any:
-        """Look at the probability of a dropout, and whether it is on."""
-        if call.name in self.FUNCTIONS:
+        """Look at the probability of a dropout, and whether it is on, and at the shapes of a reshape."""
+        if call.name in self.DROPOUTS:
             given = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
             active = given.get("training", True) and given.get("p", 0.5) > 0
         else:
             active = call.name == "scaled_dot_product_attention" and call.kwargs.get("dropout_p", 0.0) > 0
         if active:
-            self.found.append(self.home or "the model")
-        return call.run()
+            self.dropouts.append(self.home or "the model")
+        out = call.run()
+        if call.name in ("view", "reshape") and isinstance(out, Tensor) and exchanges(call.args[0].shape, out.shape):
+            change = f"{_sizes(call.args[0])} into {_sizes(out)} behind {self._last}"
+            self.reshapes[id(out)] = (self.home or self._last, change)
+            self._kept.append(out)
+        elif call.name == "__getitem__":  # of relative positions a row is cut off, which shifts the others
+            self.reshapes.pop(id(call.args[0]), None)
+        return out
+
+
+def _sizes(tensor: Tensor) -> str:
+    return f"({', '.join([*('N' if len(tensor) == 2 else '…',), *map(str, tensor.shape[1:])])})"
+
+
+LEAST_MOVED = 4  # size of a dimension that was exchanged; smaller ones may be equal by chance
+
+
+def exchanges(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether a reshape between two shapes exchanges dimensions, as only a permute can, and so scrambles the numbers.
+
+    >>> exchanges((2, 16, 16, 3), (2, 3, 16, 16)), exchanges((2, 12, 32), (2, 4, 12, 8))
+    (True, True)
+    >>> exchanges((2, 12, 32), (2, 12, 4, 8)), exchanges((2, 32, 8, 8), (2, 8, 256))
+    (False, False)
+    """
+    old, new = ([d for d in shape if d > 1] for shape in (before, after))
+    while old and new:
+        i = j = 1
+        while (left := math.prod(old[:i])) != (right := math.prod(new[:j])):
+            i, j = (i + 1, j) if left < right else (i, j + 1)
+        a, b, old, new = old[:i], new[:j], old[i:], new[j:]
+        starts, new_starts = ([math.prod(part[:k]) for k in range(len(part))] for part in (a, b))
+        kept = set(zip(starts, a, strict=True)) & set(zip(new_starts, b, strict=True))
+        moved = [d for at, d in zip(starts, a, strict=True) if d >= LEAST_MOVED and d in b and (at, d) not in kept]
+        inner = sorted({*starts, *new_starts})
+        split = any(y % x for x, y in pairwise(inner))  # no finer shape has the dimensions of both
+        if min(i, j) > 1 and moved and (split or j >= i or a[0] in moved or any(a[0] % d for d in moved)):
+            return True
+    return False
 
 
 def _next_element(main: Tensor, targets: Any) -> str:
@@ -248,7 +204,7 @@ def check_causality(model: nn.Module, parts: ModelParts, arguments: Any, main: T
     If the targets equal the input, a model whose first half does not change reads what it has to predict.
     """
     half = main.shape[1] // 2
-    first = tree_map(lambda t: _rows(t, len(main), (0, 1)), arguments)
+    first = tree_map(lambda t: rows_of(t, len(main), (0, 1)), arguments)
     changed = main[:2].detach().clone()
     changed[:, half:] = main[:2].flip(1)[:, : main.shape[1] - half].roll(1, 0)
     second = tree_map(lambda t: changed if isinstance(t, Tensor) and t.shape == changed.shape else t, first)
@@ -258,7 +214,7 @@ def check_causality(model: nn.Module, parts: ModelParts, arguments: Any, main: T
         return [passes(first), passes(second)]
 
     def leaks(a: list[Tensor], b: list[Tensor]) -> bool:
-        return _differ(*([h for t in tensors if (h := first_half(t)) is not None] for tensors in (a, b)))
+        return values_differ(*([h for t in tensors if (h := first_half(t)) is not None] for tensors in (a, b)))
 
     def first_half(tensor: Tensor) -> Tensor | None:
         axes = [axis for axis in (1, tensor.dim() - 1) if tensor.shape[axis] == main.shape[1]]
@@ -275,6 +231,33 @@ def check_causality(model: nn.Module, parts: ModelParts, arguments: Any, main: T
             yield Fact("later positions seen", place or "the output")
     elif not seen and shifted == "same":
         yield Fact("targets not shifted", "the targets")
+
+
+def check_draws(model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor) -> Iterator[Fact]:
+    """Find an output that is made of a random draw whose distribution gets no gradient from it, but from another one.
+
+    The weights that only another output has in its graph change this output all the same, and so does the seed.
+    """
+    few = tree_map(lambda t: rows_of(t, len(main), (0, 1)), arguments)
+
+    def run(seed: int, scaled: Sequence[Tensor] = ()) -> list[Tensor]:
+        with preserve_model_state(model, parts), torch.enable_grad():
+            torch.manual_seed(seed)
+            with substitute_tensors(model.eval(), {id(p): 1.5 * p.detach() for p in scaled}):
+                found = tree_leaves(model(*few[0], **few[1]))
+        return [t for t in found if isinstance(t, Tensor) and t.grad_fn is not None]
+
+    outputs = run(0)
+    names = {id(p): name for name, p in parts.parameters.items()}
+    seen = [{id(getattr(node, "variable", None)) for node in walk([t.grad_fn])} & names.keys() for t in outputs]
+    for i, reached in enumerate(seen):
+        others = set().union(*seen) - reached
+        changed = [p for p in parts.parameters.values() if id(p) in others]
+        if reached and others and all(values_differ([outputs[i]], [run(*new)[i]]) for new in ((1,), (0, changed))):
+            first = next(name for p, name in names.items() if p in reached).rpartition(".")[0]
+            before = dict.fromkeys(name.rpartition(".")[0] for p, name in names.items() if p in others)
+            yield Fact("draw without a gradient", first, ", ".join(before))
+            return
 
 
 SMOOTH = 0.1  # relative difference of the differences over two distances, below which a function is smooth
@@ -301,7 +284,7 @@ def check_derivatives(
 
         return look
 
-    few = tree_map(lambda t: _rows(t, len(main), range(min(len(main), 8))), arguments)
+    few = tree_map(lambda t: rows_of(t, len(main), range(min(len(main), 8))), arguments)
     with (
         hooked({m: hook(name) for name, m in parts.modules.items()}),
         preserve_model_state(model, parts),

@@ -134,12 +134,12 @@ class LayerWeights:
             "idle": tuple(dict.fromkeys(name.rpartition(".")[0] for name in learning)),
         }
 
-    def idle_modules(self, learning: set[str], classes: int) -> list[str]:
+    def idle_modules(self, learning: set[str], classes: int) -> tuple[list[str], set[str]]:
         """The outermost modules with weights that could learn, none of which has a part in the loss or an output.
 
         Args:
             learning: The names of the parameters that the loss, or an output, depends on.
-            classes: The number of outputs. A module with as many is another head, and does not count.
+            classes: The number of outputs. A module with as many may be another head; these are returned again.
         """
         parts = self.parts
         used = {prefix for name in learning for prefix in _above(name)}
@@ -147,7 +147,8 @@ class LayerWeights:
         unused = filled - used
         idle = [name for name in parts.modules if name in unused and name.rpartition(".")[0] in used]
         patterns = {NUMBERS.sub("", name) for name in used}
-        return [name for name in idle if NUMBERS.sub("", name) in patterns or not _is_head(name, parts, classes)]
+        single = [name for name in idle if NUMBERS.sub("", name) not in patterns]
+        return idle, {name for name in single if _is_head(name, parts, classes)}
 
     def _equal_filters(self, name: str, starts: np.ndarray) -> float:
         """The fraction of filters that equal another one; filters of zeros do not count."""

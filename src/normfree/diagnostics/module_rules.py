@@ -107,6 +107,9 @@ def unused_modules(signal: Signal) -> Iterator[Finding]:
     """Modules that take no part in the output although others like them do, and weights that no optimizer gets."""
     if names := [f.place for f in signal.by_kind["weights not registered"]]:
         yield finding("weights not registered", names[0], names=names)
+    elif made := signal.by_kind["weights made in the forward pass"]:
+        place = made[0].place or "the input"
+        yield finding("weights not registered", place, names=[f"a layer behind {place}"])
     if unused := [name for name in signal.unused if not is_last_of_list(name, signal)]:
         yield finding("unused module", unused[0], names=unused, verb="are" if len(unused) > 1 else "is")
 
@@ -122,7 +125,7 @@ def is_last_of_list(name: str, signal: Signal) -> bool:
 
 def nothing_learns(signal: Signal) -> Iterator[Finding]:
     """All parameters that take part in the output are frozen."""
-    if not signal.frozen_in_use:
+    if not signal.frozen_in_use or signal.cut:  # a gradient that is cut off on the way says more
         return
     names = list(signal.idle) or [layer.name for layer in signal.plan.classifier or list(signal.plan.layers())[-1:]]
     text = "every parameter is frozen"
@@ -257,8 +260,9 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
     layers = [layer for layer in signal.plan.layers() if not layer.gate]
     recurrent = any("#" in s.name for s in signal.sums) or len(signal.layers) < len(layers)
     attention = any(b.depth > len(b.layers) for b in signal.plan.branches)
-    active = any(layer.activated_in or layer.activated_out for layer in layers)
-    if len(layers) >= 3 and not (recurrent or attention or active or signal.graph.nonlinear):
+    graph = {name.rpartition(".")[0] for name in signal.graph.reached}
+    unseen = any((layer.activated_in or layer.activated_out) and layer.name not in graph for layer in layers)
+    if len(layers) >= 3 and not (recurrent or attention or unseen or signal.graph.nonlinear):
         yield finding("no activation", "", first=layers[0].name)
     # In a chain of layers of one size, but not at the code of an autoencoder, whose size differs.
     chain = [layer for layer in signal.plan.body if not layer.gate]

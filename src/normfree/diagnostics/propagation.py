@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,9 +23,7 @@ from normfree.diagnostics.autograd_graph import GraphReader, overwritten_place
 from normfree.diagnostics.fault_localization import OpenQuestions, with_origin
 from normfree.diagnostics.input_and_loss import (
     IgnoredInput,
-    WatchedInput,
     broadcasts,
-    check_loss,
     check_scores,
     clear_type_errors,
     first_tensor,
@@ -39,6 +37,7 @@ from normfree.diagnostics.input_and_loss import (
     watch_inputs,
 )
 from normfree.diagnostics.layer_signals import LayerWeights, learning_branches, module_facts, parameter_facts
+from normfree.diagnostics.loss_checks import check_loss
 from normfree.diagnostics.signals import CONSTANT, SURE, Fact, OutputFacts, Signal
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
@@ -159,12 +158,14 @@ def _measure(
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
             _backward(parts, starts)
-        checks = (*_checks(watched, output, targets, loss), *_unseen_samples(by_sample))
+        checks = [*_unseen_samples(by_sample), *(() if loss is None else check_loss(loss, output, targets))]
+        checks += [Fact("input changed in place", "the input")] if any(w.read._version for w in watched) else []
         ignored = list(ignored_inputs(watched, reader.word_gradients))
     observer.moments.reduce()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
     sums = observer.result(learning_branches(parts, plan, gradient_sizes))
     missing = observer.missing_sums()
+    flat = not any(gradient_sizes.values())  # else another output has a gradient
     head = OutputFacts() if size is None else output_facts(size, targets)
     signal = Signal(
         sums,
@@ -193,15 +194,18 @@ def _measure(
         targets=target_facts(targets),
         **weights.gradient_facts(gradient_sizes),
         zero_loss=zero_loss,
-        loss_cut=result is not None and (not result.requires_grad or _is_flat(by_sample, head)),
+        loss_cut=result is not None and (not result.requires_grad or (flat and _is_flat(by_sample, head))),
+        outputs=sum(t.grad_fn is not None for t in outputs),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
-    idle = weights.idle_modules(set(gradients) | (graph.reached if value is None else set()), head.classes)
+    idle, heads = weights.idle_modules(set(gradients) | (graph.reached if value is None else set()), head.classes)
     asked = _open_questions(signal, parts, idle, ignored, silent=zero is None)
     if asked is None:
         return signal
-    return with_origin(signal, model, parts, inputs, asked, lambda output: loss_of(output, targets, loss))
+    return with_origin(
+        signal, model, parts, inputs, asked._replace(heads=heads), lambda output: loss_of(output, targets, loss)
+    )
 
 
 def plan_of(
@@ -268,15 +272,6 @@ def _open_questions(
     still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
     still = [name for name in still if name in outside][-3:]
     return OpenQuestions(ended, False, still, idle, ignored) if still or idle or ignored else None
-
-
-def _checks(watched: list[WatchedInput], output: Any, targets: Any, loss: Loss | None) -> tuple[Fact, ...]:
-    """Whether the model wrote into its input, and the failed checks of a loss that the user gave."""
-    found = [Fact("input changed in place", "the input")] if any(w.read._version for w in watched) else []
-    if loss is not None:
-        with suppress(Exception):  # the loss wants another shape or range than it was tried with
-            found += check_loss(loss, output, targets)
-    return tuple(found)
 
 
 def _gradients_by_sample(output: Tensor | None) -> list[Tensor]:

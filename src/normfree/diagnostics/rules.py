@@ -120,7 +120,7 @@ def faults_of_the_targets(signal: Signal) -> Iterator[Finding]:
     for place, size, _ in islice((t for t in sizes if t[1] > TARGETS_LARGE * max(1.0, t[2])), 1):
         yield finding("targets scale", place, size=size)
     count = signal.zero_loss / math.log(head.classes) if head.classes > 1 and "NllLoss" in signal.graph.loss else 1.0
-    if count > 3 and abs(count - round(count)) < 1e-3 * count:
+    if 3 < count < math.inf and abs(count - round(count)) < 1e-3 * count:
         yield finding("loss is a sum", "the loss", count=round(count))
 
 
@@ -187,7 +187,10 @@ def _is_constant(branch: Stats) -> bool:
 
 def faulty_branches(signal: Signal, dead: Sequence[SumSignal]) -> Iterator[Finding]:
     """Branches that are cut off, that never learn, or whose output does not depend on their input."""
-    for s in islice((s for s in dead if not _is_constant(s.branch)), 1):
+    layers = {s.name: {m.name for m in b.layers} for s, b in zip(signal.sums, signal.plan.branches, strict=False)}
+    reached = {name.rpartition(".")[0] for name in signal.graph.reached}
+    cut = (s for s in dead if not _is_constant(s.branch) and not layers.get(s.name, set()) & reached)
+    for s in islice(cut, 1):  # else its gradient is rounded to zero, by saturation or an explosion
         yield finding("detached branch", s.name)
     for s in islice((s for s in dead if _is_constant(s.branch)), 1):
         constant = "" if s.branch.norm == 0 else "it only returns a constant; "
@@ -316,6 +319,7 @@ def alike_tokens(signal: Signal) -> Iterator[Finding]:
             yield finding("tokens alike", s.name, value=s.token_variation)
 
 
+DIVERGENCE = {"Sub", "Mul", "Sum", "Mean", "Div"}  # kl_div, which takes the logarithm of the targets only
 OUTPUT_LARGE = 1e6  # second moment of the output over that of the last block
 CLASSIFIER_GAIN = 100.0  # the same, above which a high first loss is the classifier's; sound ones have 0.01 to 3
 ZERO_LOSS = 4.0  # times the loss of an output of zeros, if that is a binary cross-entropy
@@ -346,7 +350,9 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
     elif with_loss and signal.zero_loss > 0 and head.mean_square > NOTICEABLE * max(1.0, signal.targets.size**2):
         first_loss, limit = signal.loss, NOTICEABLE * signal.zero_loss
     zero = set(signal.zero_layers)
-    if head.probabilities and with_loss and head.classes:
+    functions = set(signal.graph.loss)
+    logits = "LogSoftmax" in functions or {"Sub", "Mul"} <= functions <= DIVERGENCE
+    if head.probabilities and with_loss and head.classes and logits:
         yield finding("softmax before the loss", "the output")
     elif first_loss > limit or (grown >= OUTPUT_LARGE and not head.mean_square <= NOTICEABLE * signal.targets.size**2):
         yield _large_output(signal, grown, first_loss, log_classes)

@@ -168,10 +168,9 @@ class Fact:
             saturated, or 'variation ends' for the first module from which on the signal is the same for all samples.
         place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
         detail: A name or a few words, such as the function or the gate.
-        value: The number: a root mean square (bias, embedding, scale, targets), a probability (dropout), the mean of
-            the sigmoid of the biases (gate), the largest eigenvalue (recurrence), the squared difference of two passes
-            over that of two samples (noise), or the mean square of the derivative relative to the largest possible one
-            (openness).
+        value: The number: a root mean square (bias, embedding, scale, targets), a probability (dropout), the mean of a
+            gate at its biases (gate), the largest eigenvalue (recurrence), the squared difference of two passes over
+            that of two samples (noise), or the mean square of the derivative relative to the largest one (openness).
         mean: The mean of the output of a function or of the gains of a normalizer, or the root mean square of the
             output that belongs to a part of the targets.
     """
@@ -286,6 +285,7 @@ class Signal:
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
+        outputs: The number of outputs with a gradient.
         plain: Whether the network has no residual sums, and was measured at its weight layers.
         by_kind: The facts of each kind.
         zero_layers: The layers whose weights are all zero.
@@ -325,6 +325,7 @@ class Signal:
     gains: tuple[Gain, ...] = ()
     gradient_origin: str = ""
     gradient_function: str = ""
+    outputs: int = 1
     plain: bool = field(init=False, compare=False)
     by_kind: Mapping[str, list[Fact]] = field(init=False, compare=False)
     zero_layers: tuple[str, ...] = field(init=False, compare=False)

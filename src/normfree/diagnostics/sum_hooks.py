@@ -129,8 +129,8 @@ class SumObserver(Observer):
         def hook(name: str) -> Callable[..., None]:
             def measure(module: nn.Module, _a: Any, out: Any) -> None:
                 tensor = out[0] if isinstance(out, tuple) and out else out
-                if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-                    return
+                if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() < 2:
+                    return  # a vector, such as the weights of a hypernetwork, belongs to no sample
                 calls[name] += 1
                 place = Position(len(self._points) + 1, 0, 1, len(self._points) + 1, 0)
                 point = Branch(f"{name}#{calls[name]}", place, (layers[name],))

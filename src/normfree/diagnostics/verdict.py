@@ -232,7 +232,8 @@ def _local_faults(
     if forward.status in HARMLESS:  # else it is a consequence of the depth, as a small gradient behind tanh may be
         found += module_rules.saturated_functions(signal, gates=True)
         found += module_rules.saturated_functions(signal, gates=False) if backward.status in HARMLESS else ()
-    found += [*module_rules.dead_units(signal), *rules.faults_of_the_stem(signal)]
+    found += module_rules.dead_units(signal) if forward.status != "exploding" else ()
+    found += rules.faults_of_the_stem(signal)
     if forward.status in HARMLESS:
         found += deep_post_norm(signal)
     found = found or [
