@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normfree.cli.options import (
+    ChangedSettings,
     CpusPerRun,
     GpusPerRun,
+    Jobs,
     On,
     Plugins,
     announcing,
@@ -44,9 +46,7 @@ def compare_methods(
     recipe: Annotated[
         str, typer.Option("--recipe", metavar="NAME", help="All other settings; see normfree train --list.")
     ] = "fashion",
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated.")
-    ] = None,
+    changes: ChangedSettings = None,
     lr: Annotated[
         list[float] | None,
         typer.Option(
@@ -59,10 +59,7 @@ def compare_methods(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the runs and results.")] = Path(
         "runs/compare"
     ),
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", metavar="N", min=1, help="Runs at a time, one thread each (default: one per CPU core)."),
-    ] = None,
+    jobs: Jobs = None,
     on: On = "local",
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = None,

@@ -7,15 +7,12 @@ from typing import Annotated
 
 import typer
 
-from normfree.cli.options import default_jobs, require_folder, say_stopped
+from normfree.cli.options import Jobs, default_jobs, require_folder, say_stopped
 
 
 def make_demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the page and the runs.")] = Path("demo"),
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", metavar="N", min=1, help="Runs at a time, one thread each (default: one per CPU core)."),
-    ] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Show on one page which networks train without normalization, in about two minutes.
 

@@ -80,6 +80,15 @@ On = Annotated[
     ),
 ]
 
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", metavar="N", min=1, help="Runs at a time, one thread each (default: one per CPU core)."),
+]
+
+ChangedSettings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated.")
+]
+
 CpusPerRun = Annotated[
     float | None, typer.Option("--cpus-per-run", metavar="N", help="CPU cores of each run on a cluster (default: 1).")
 ]

@@ -10,11 +10,13 @@ import typer
 from normfree.cli.completion import complete_data, complete_recipe
 from normfree.cli.options import (
     DEVICE,
+    ChangedSettings,
     ConfigFile,
     CpusPerRun,
     DataDir,
     Epochs,
     GpusPerRun,
+    Jobs,
     MethodName,
     ModelName,
     On,
@@ -59,9 +61,7 @@ def tune_settings(
     data_dir: DataDir = None,
     epochs: Epochs = None,
     device: Annotated[str | None, DEVICE] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated.")
-    ] = None,
+    changes: ChangedSettings = None,
     config: ConfigFile = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the search and its runs.")] = Path(
         "runs/tune"
@@ -74,16 +74,9 @@ def tune_settings(
     ] = "tpe",
     pruner: Annotated[
         str,
-        typer.Option(
-            "--pruner", metavar="NAME", help="How trials with low scores are stopped early: median, hyperband or none."
-        ),
+        typer.Option("--pruner", metavar="NAME", help="How low scores end a trial early: median, hyperband or none."),
     ] = "median",
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", metavar="N", min=1, help="Trials at a time, one thread each (default: one per CPU core)."
-        ),
-    ] = None,
+    jobs: Jobs = None,
     on: On = "local",
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = None,
