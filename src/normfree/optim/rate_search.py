@@ -231,17 +231,8 @@ def find_lr(
     (1.0, True)
     """
     check_arguments(model=model, batches=batches, loss=loss, plan=plan, weight_decay=weight_decay)
-    if not 0 < low < high < math.inf or steps < 10 or min(runs, check, max_batches) < 1:
-        raise ValueError(
-            "expected 0 < low < high, at least 10 steps, and at least 1 run, check step and batch, got "
-            f"low={low:g}, high={high:g}, steps={steps}, runs={runs}, check={check}, max_batches={max_batches}"
-        )
-    if not 0 <= momentum < 1:
-        raise ValueError(f"expected a momentum of at least 0 and below 1, got {momentum:g}; 0.9 is usual")
-    if not callable(optimizer) and optimizer not in OPTIMIZERS:
-        raise ValueError(
-            f"expected optimizer to be {', '.join(OPTIMIZERS)} or a function, got {optimizer!r}; 'sgd' is the default"
-        )
+    _require_range(low=low, high=high, steps=steps, runs=runs, check=check, max_batches=max_batches)
+    make = _optimizer_maker(optimizer, momentum)
     learning = [p for p in model.parameters() if p.requires_grad]
     if not learning:
         raise ValueError(f"expected a model with parameters that learn, got {type(model).__name__} with none")
@@ -258,7 +249,6 @@ def find_lr(
         made = param_groups(model, lr=1.0, weight_decay=weight_decay, method=method, plan=plan)
         return [{**g, "params": [p for p in g["params"] if p.requires_grad]} for g in made]
 
-    make = OPTIMIZERS[optimizer](momentum) if isinstance(optimizer, str) else optimizer
     rates = [low * (high / low) ** (t / (steps - 1)) for t in range(steps)]
     orders = list(batch_orders(len(found), max(steps, check), runs, seed))
     with preserve_model_state(model):
@@ -298,6 +288,26 @@ def find_lr(
         tuple(filter(None, notes)),
         _name_of(optimizer, momentum),
     )
+
+
+def _require_range(*, low: float, high: float, steps: int, runs: int, check: int, max_batches: int) -> None:
+    if not 0 < low < high < math.inf or steps < 10 or min(runs, check, max_batches) < 1:
+        raise ValueError(
+            "expected 0 < low < high, at least 10 steps, and at least 1 run, check step and batch, got "
+            f"low={low:g}, high={high:g}, steps={steps}, runs={runs}, check={check}, max_batches={max_batches}"
+        )
+
+
+def _optimizer_maker(optimizer: str | MakeOptimizer, momentum: float) -> MakeOptimizer:
+    if not 0 <= momentum < 1:
+        raise ValueError(f"expected a momentum of at least 0 and below 1, got {momentum:g}; 0.9 is usual")
+    if callable(optimizer):
+        return optimizer
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(
+            f"expected optimizer to be {', '.join(OPTIMIZERS)} or a function, got {optimizer!r}; 'sgd' is the default"
+        )
+    return OPTIMIZERS[optimizer](momentum)
 
 
 def _name_of(optimizer: str | MakeOptimizer, momentum: float) -> str:

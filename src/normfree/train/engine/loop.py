@@ -59,9 +59,8 @@ def fit(
 ) -> RunResult:
     """Train a model, and test it at the end.
 
-    SIGINT and SIGTERM let the run finish its step or batch and save. A run that diverges ends with the model of its
-    last good checkpoint, or with the initial one. A third-party model that the configuration names is converted, or
-    stays as it is with the method 'as built'.
+    SIGINT and SIGTERM let the run finish its step or batch and save. A run that diverges ends with its last good
+    checkpoint or the initial model. A third-party model is converted, unless the method is 'as built'.
 
         result = nf.fit(nf.recipe("fashion", epochs=2), out="runs/fashion")
         print(result.test.accuracy)

@@ -209,8 +209,8 @@ def open_run(
             if folder is not None:
                 stack.enter_context(folder.hold(resume=resume, overwrite=overwrite))
             as_built = resume and folder is not None and _began_as_built(folder)
-        if plan is None and not processes.broadcast(as_built):
-            plan = _converted_plan(model)
+        if not processes.broadcast(as_built) and plan is None and not (model is None or isinstance(model, BaseModel)):
+            plan = kept_plan(model)  # of a converted model
         with processes.shared_errors():
             prepared = prepare_training(
                 config,
@@ -299,11 +299,6 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     if plan is not None:
         method = config.method if plan.changes is None else getattr(plan.changes, "method", AS_BUILT)
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
-
-
-def _converted_plan(model: nn.Module | None) -> ResidualPlan | None:
-    """Return the plan that a given third-party model remembers from its conversion; None if it was not converted."""
-    return None if model is None or isinstance(model, BaseModel) else kept_plan(model)
 
 
 def _began_as_built(folder: RunFolder) -> bool:
