@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from normfree.comparison.compare_runs import RunTask, compare, layers
+from normfree.comparison.compare_runs import RunTask, compare, network_depth
 from normfree.comparison.comparison_report import panel, table
 from normfree.data.built_in_sets import LINEAR_ACCURACY
 from normfree.models import build
@@ -111,7 +111,7 @@ def test_diverged_run_counts_as_chance(tmp_path: Path, fitted: list[TrainConfig]
 
 def test_depth_is_the_number_of_layers_in_a_row() -> None:
     names = {"resnet20": 20, "resnet110": 110, "mlp-20-8": 20, "resmlp-49-8": 100, "preact_resnet18": 18}
-    assert {name: layers(build(name, "he_in", device="meta").plan) for name in names} == names
+    assert {name: network_depth(build(name, "he_in", device="meta").plan) for name in names} == names
 
 
 @pytest.mark.parametrize(

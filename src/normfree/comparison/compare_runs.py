@@ -124,7 +124,7 @@ def compare(
     )
 
 
-def layers(plan: ResidualPlan) -> int:
+def network_depth(plan: ResidualPlan) -> int:
     """Count the weight layers between input and output, without those of shortcuts.
 
     This is the number in the name of a CIFAR ResNet or MLP; the name of a wide ResNet also counts two shortcuts.
@@ -153,9 +153,11 @@ def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Seque
             if is_foreign(model):
                 with torch.random.fork_rng(devices=[]):
                     built, plan = data.build_model(base.with_changes(model=model, method=method))
-                depths[model] = layers(plan or discover(built, example))
+                depths[model] = network_depth(plan or discover(built, example))
             else:
-                depths[model] = layers(build(model, get(method), form=base.form, example=example, device="meta").plan)
+                depths[model] = network_depth(
+                    build(model, get(method), form=base.form, example=example, device="meta").plan
+                )
     return depths
 
 

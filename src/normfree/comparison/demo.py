@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from normfree.checksums import read_sealed_json
-from normfree.comparison.compare_runs import compare, layers
+from normfree.comparison.compare_runs import compare, network_depth
 from normfree.comparison.comparison_result import Comparison
 from normfree.comparison.run_executor import run_tasks
 from normfree.diagnostics.propagation import propagate
@@ -144,7 +144,7 @@ def _costs(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> lis
 
     def cost(model: str, config: TrainConfig) -> float:
         steps = config.epochs * math.ceil(SAMPLES * (1 - config.validation) / config.batch_size)
-        return float(layers(build(model, "he_in", device="meta").plan) * steps)
+        return float(network_depth(build(model, "he_in", device="meta").plan) * steps)
 
     shares = [_SHARE_OF_STEPS.get(method, 1.0) for method in settings.methods]
     depths = sorted((cost(model, base) for model in settings.models), reverse=True)

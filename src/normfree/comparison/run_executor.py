@@ -121,7 +121,9 @@ def choose_executor(
     if on == LOCAL:
         for name, value in given.items():
             if value is not None:
-                raise ValueError(f"{name} are resources of a cluster; leave them out, or run on ray")
+                raise ValueError(
+                    f"expected no {name} on this machine, got {value:g}: only a cluster shares them out; leave the number out, or use on='ray'"
+                )
         return LocalProcesses(jobs or 1)
     if on != RAY and not on.startswith("ray://"):
         raise ValueError(f"expected 'local', 'ray' or 'ray://HOST:PORT' as the place of the runs, got '{on}'")

@@ -12,14 +12,14 @@ from typing import Any, Literal
 from normfree_papers.claims.canary import stale_probes
 from normfree_papers.claims.run_cache import KeptRun, made_runs
 
-State = Literal["fresh", "stale", "unknown", ""]
+FreshnessState = Literal["fresh", "stale", "unknown", ""]
 
 
 @dataclass(frozen=True)
 class Freshness:
     """Whether runs are stale, with the reasons; the state is empty without runs."""
 
-    state: State = ""
+    state: FreshnessState = ""
     reasons: tuple[str, ...] = ()
 
 
@@ -46,13 +46,13 @@ def freshness_of(out: Path, runs: Mapping[str, Mapping[str, Any]], kept: Mapping
     if not found:
         return Freshness()
     states = {state for state, _ in found}
-    state: State = "stale" if "stale" in states else "unknown" if "unknown" in states else "fresh"
+    state: FreshnessState = "stale" if "stale" in states else "unknown" if "unknown" in states else "fresh"
     counted = sorted(found.items(), key=lambda item: (item[0][0], -item[1]))
     reasons = (f"{count} of {len(made)} runs {reason}" for (_, reason), count in counted if reason)
     return Freshness(state, tuple(reasons))
 
 
-def _run(commits: Mapping[str, Any], run: KeptRun, asked: str | None) -> tuple[State, str]:
+def _run(commits: Mapping[str, Any], run: KeptRun, asked: str | None) -> tuple[FreshnessState, str]:
     """The state of one run, and the reason."""
     if run.result is None:
         return "unknown", "no longer kept"

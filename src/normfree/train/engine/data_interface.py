@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FOLDER, PAIRS, TEXT = "folder:", "pairs:", "text:"
 """How the names of data begin that are not in memory: an image folder, prepared pairs of sentences, prepared text."""
-Loss = Callable[[Callable[..., Tensor], Any, float], tuple[Tensor, Tensor]]
+BatchLoss = Callable[[Callable[..., Tensor], Any, float], tuple[Tensor, Tensor]]
 """Returns the mean loss and the accuracy, given the forward function, a batch, and the label smoothing."""
 EvalBatches = Callable[[], Iterator[Any]]
 """Returns an iterator over the batches of a split; each image, sentence pair or block occurs once."""
@@ -91,7 +91,7 @@ class Inputs:
     validation: EvalBatches | None
     test: EvalBatches | None
     items_per_step: float
-    loss: Loss
+    loss: BatchLoss
     sums: BatchSums
 
 

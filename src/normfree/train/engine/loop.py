@@ -40,7 +40,7 @@ _SAVE_SHARE = 0.1  # the largest share of the time spent on large checkpoints af
 _SMALL_BYTES = 2**25  # a checkpoint of this size may be written after every epoch
 
 OnEpoch = Callable[[dict[str, Any]], None]
-State = tuple[dict[str, Tensor], dict[str, Any]]  # the tensors and the plain data of a checkpoint
+CheckpointState = tuple[dict[str, Tensor], dict[str, Any]]  # the tensors and the plain data of a checkpoint
 
 
 def fit(
@@ -109,7 +109,9 @@ class Trainer:
         self._launched = LaunchQueue(setup.device)
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
         self._earlier_seconds = 0.0  # training time of earlier processes
-        self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
+        self._saved: deque[CheckpointState] = deque(
+            maxlen=2
+        )  # the last two states that were saved; at first the initial one
         self._scored_at = -1  # the step of the last validation
         self._fingerprint = {} if self.folder is None else self.data.fingerprint(self.config)
         kept = {"keep": self.config.keep_last, "keep_best": self.config.keep_best}
@@ -278,7 +280,7 @@ class Trainer:
 
     # The state: saved, resumed, and restored after a divergence
 
-    def _state(self) -> State:
+    def _state(self) -> CheckpointState:
         """Copy all tensors of the run, and the counters beside them."""
         tensors, validation = self.step.copy_of_state(), self.validation and list(self.validation)
         # The score of this very state, by which the best checkpoint is found.

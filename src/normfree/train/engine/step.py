@@ -22,7 +22,7 @@ from normfree.nn.weight_gradient_stream import side_stream
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.train.config import TrainConfig
-from normfree.train.engine.data_interface import Feed, Loss, ShapedFeed
+from normfree.train.engine.data_interface import BatchLoss, Feed, ShapedFeed
 from normfree.train.engine.forward import Forward, forward_of
 from normfree.train.engine.kernel_stages import Stage
 
@@ -133,7 +133,7 @@ class TrainStep:
         *,
         originals: Mapping[str, Tensor] | None = None,
         unclipped: Collection[str] = (),
-        loss: Loss = image_loss,
+        loss: BatchLoss = image_loss,
         reduce: Callable[[Tensor], None] | None = None,
         stages: Sequence[Stage] = (),
     ) -> None:

@@ -95,11 +95,11 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-State = Literal["starting", "running", "finished", "stopped", "diverged", "unknown", "damaged"]
+RunState = Literal["starting", "running", "finished", "stopped", "diverged", "unknown", "damaged"]
 """The state of a run. 'unknown' has not ended, and its lock cannot be read; 'starting' has taken no step yet."""
 
 
-_STATES: dict[str, State] = {
+_STATES: dict[str, RunState] = {
     "finished": "finished",
     "diverged": "diverged",
     "interrupted": "stopped",
@@ -112,7 +112,7 @@ class WatchedRun:
 
     Attributes:
         folder: The folder of the run.
-        state: See `State`.
+        state: See `RunState`.
         note: Why the folder is damaged, or which signal stopped the run.
         model, method, data: The main settings.
         epochs: The epochs of the whole run.
@@ -129,7 +129,7 @@ class WatchedRun:
     """
 
     folder: Path
-    state: State
+    state: RunState
     note: str = ""
     model: str = ""
     method: str = ""
