@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from normfree.arguments import check_arguments, check_call
@@ -238,19 +239,11 @@ def find_lr(
         )
     if not 0 <= momentum < 1:
         raise ValueError(f"expected a momentum of at least 0 and below 1, got {momentum:g}; 0.9 is usual")
-    if not callable(optimizer) and optimizer not in OPTIMIZERS:
-        raise ValueError(
-            f"expected optimizer to be {', '.join(OPTIMIZERS)} or a function, got {optimizer!r}; 'sgd' is the default"
-        )
+    make = _maker_of(optimizer, momentum)
     learning = [p for p in model.parameters() if p.requires_grad]
     if not learning:
         raise ValueError(f"expected a model with parameters that learn, got {type(model).__name__} with none")
-    found = [as_pair(to_device(batch, learning[0].device)) for batch in islice(batches, max_batches)]
-    if not found:
-        raise ValueError("expected at least one batch, got none; pass a list of (inputs, targets), or a DataLoader")
-    for inputs, _ in found:
-        check_arguments(inputs=inputs)
-        check_call(model, *call_arguments(inputs))
+    found = _read_batches(model, batches, max_batches, learning[0].device)
 
     def groups() -> Groups:
         if method is None and remembered_method(model) is None:
@@ -258,7 +251,6 @@ def find_lr(
         made = param_groups(model, lr=1.0, weight_decay=weight_decay, method=method, plan=plan)
         return [{**g, "params": [p for p in g["params"] if p.requires_grad]} for g in made]
 
-    make = OPTIMIZERS[optimizer](momentum) if isinstance(optimizer, str) else optimizer
     rates = [low * (high / low) ** (t / (steps - 1)) for t in range(steps)]
     orders = list(batch_orders(len(found), max(steps, check), runs, seed))
     with preserve_model_state(model):
@@ -298,6 +290,27 @@ def find_lr(
         tuple(filter(None, notes)),
         _name_of(optimizer, momentum),
     )
+
+
+def _read_batches(model: nn.Module, batches: Iterable[Any], count: int, device: torch.device) -> list[tuple[Any, Any]]:
+    """Return the first batches as pairs of inputs and targets on a device; raise `ValueError` if they do not fit."""
+    found = [as_pair(to_device(batch, device)) for batch in islice(batches, count)]
+    if not found:
+        raise ValueError("expected at least one batch, got none; pass a list of (inputs, targets), or a DataLoader")
+    for inputs, _ in found:
+        check_arguments(inputs=inputs)
+        check_call(model, *call_arguments(inputs))
+    return found
+
+
+def _maker_of(optimizer: str | MakeOptimizer, momentum: float) -> MakeOptimizer:
+    """Return the function that makes an optimizer; raise `ValueError` for an unknown name."""
+    if callable(optimizer):
+        return optimizer
+    if optimizer not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
+        raise ValueError(f"expected optimizer to be {known} or a function, got {optimizer!r}; 'sgd' is the default")
+    return OPTIMIZERS[optimizer](momentum)
 
 
 def _name_of(optimizer: str | MakeOptimizer, momentum: float) -> str:
