@@ -36,7 +36,11 @@ def test_cluster_gets_the_resources_of_a_run(
     [
         ("slurm", {}, "expected 'local', 'ray' or 'ray://HOST:PORT' as the place of the runs, got 'slurm'"),
         ("raylet", {}, "got 'raylet'"),
-        ("local", {"gpus_per_run": 1}, "GPUs per run are resources of a cluster; leave them out, or run on ray"),
+        (
+            "local",
+            {"gpus_per_run": 1},
+            "expected no GPUs per run on this machine, got 1; leave the number out, or run on a cluster",
+        ),
         ("local", {"jobs": 0}, "expected at least 1 job, got 0"),
         ("ray", {"jobs": 4}, "a cluster runs as many runs as its resources allow, got 4 jobs"),
         ("ray", {"cpus_per_run": 0}, "expected CPUs per run above 0, got 0"),

@@ -122,7 +122,7 @@ def choose_executor(
         for name, value in given.items():
             if value is not None:
                 raise ValueError(
-                    f"expected no {name} on this machine, got {value:g}: only a cluster shares them out; leave the number out, or use on='ray'"
+                    f"expected no {name} on this machine, got {value:g}; leave the number out, or run on a cluster"
                 )
         return LocalProcesses(jobs or 1)
     if on != RAY and not on.startswith("ray://"):

@@ -84,8 +84,11 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
         except Exception as error:
             # On an example without values the second run adds no information.
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
-            cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
+            valueless = any(t.is_meta for t in tensors_of((args, kwargs)))
+            cause = without_values if valueless else error
             remedy = f"check the shape of the example{shapes}, and pass one that the model accepts"
+            if valueless:
+                remedy = "pass an example with values, or a ResidualPlan as plan="
             if differentiates(cause):
                 remedy = DIFFERENTIATES
             raise ValueError(

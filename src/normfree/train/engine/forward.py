@@ -25,7 +25,7 @@ from normfree.train.engine.kernel_stages import Stage
 Region = tuple[nn.Module, ...]
 Forward = Callable[..., Tensor]
 _STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-# A buffer that a weight gradient on the second stream still reads must not be written again (nn/weight_gradient_stream.py).
+# nn/weight_gradient_stream.py: a buffer that the second stream still reads must not be written again.
 _OPTIONS: dict[str, Any] = {"allow_buffer_reuse": False, "inplace_buffers": False}
 
 
