@@ -109,9 +109,7 @@ class Trainer:
         self._launched = LaunchQueue(setup.device)
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
         self._earlier_seconds = 0.0  # training time of earlier processes
-        self._saved: deque[CheckpointState] = deque(
-            maxlen=2
-        )  # the last two states that were saved; at first the initial one
+        self._saved: deque[CheckpointState] = deque(maxlen=2)  # the last two saved ones, at first the initial one
         self._scored_at = -1  # the step of the last validation
         self._fingerprint = {} if self.folder is None else self.data.fingerprint(self.config)
         kept = {"keep": self.config.keep_last, "keep_best": self.config.keep_best}
@@ -122,7 +120,7 @@ class Trainer:
         try:
             self._start(resume)
             status = self._train()
-            self.processes.watching = False  # the first one translates alone
+            self.processes.watching = False  # the others wait while the first one translates
             loss, accuracy, _ = self._poll() if self.done else (None, None, True)
             throughput = self._throughput.rate(self.done)
             if status == "interrupted" or not self.config.epochs:
