@@ -94,4 +94,4 @@ def test_file_without_the_second_sequence_is_refused(run: Run, tmp_path: Path) -
     save_file({"inputs": words(4, 9)}, tmp_path / "one.safetensors")
     code, _, err = run("diagnose", NAMES[0], "--data", str(tmp_path / "one.safetensors"))
     assert code != 0
-    assert "expected a tensor 'decoder_inputs'" in " ".join(err.split())
+    assert "expected a batch with a tensor 'decoder_inputs'" in " ".join(err.split())

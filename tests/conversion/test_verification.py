@@ -683,7 +683,7 @@ def test_named_heads_are_output_layers() -> None:
     model, _ = made("plain")
     _, plan = nf.convert(model, "fixup", X, heads=["5"])
     assert [layer.name for layer in plan.classifier] == ["5"]
-    with pytest.raises(ValueError, match=r"expected the names of weight layers of Sequential in heads, got 'fc'"):
+    with pytest.raises(ValueError, match=r"unknown head 'fc' of Sequential; expected one of: 5, 0, 1.first"):
         nf.convert(model, "fixup", X, heads=["fc"])
 
 

@@ -91,6 +91,7 @@ def preserve_model_state(
     - Modes: every module is back in training or evaluation mode.
     - Hooks that run when a gradient has arrived (an optimizer that steps in the backward pass) do not run inside.
     - Random states of Python, numpy, torch and the model's GPUs are restored.
+    - Parameters that FSDP2 gathered for a pass inside are sharded again.
     - With `attributes`, so are the class and all attributes of every module: other hooks, caches, lists.
 
     Args:
@@ -130,6 +131,7 @@ def preserve_model_state(
                     m.training = training
             if restore_attributes is not None:
                 restore_attributes()
+            reshard_(known.modules.values())
 
 
 @contextmanager
