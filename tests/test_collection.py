@@ -44,4 +44,4 @@ def test_gpu_tests_are_collected_without_development_packages(tmp_path: Path) ->
     assert "not collected: tests/test_plan.py (not installed: hypothesis)" in done.stdout
     assert "not collected: tests/frameworks/test_lightning.py (not installed: lightning)" in done.stdout
     assert "not collected: tests/comparison/test_ray_cluster.py (not installed: ray)" in done.stdout
-    assert "not collected: tests/tuning/test_tuning.py (not installed: optuna)" in done.stdout
+    assert "not collected: tests/tuning/test_tune_runs.py (not installed: optuna)" in done.stdout
