@@ -8,7 +8,7 @@ leaves out the numbers that need it.
 
 Kept runs are found by what they compute and not by the folder's name. A folder of an earlier release is named after
 the method as that release wrote it. `nf` of release 0.1 is today's `nf:bias=false`. A claim that asks for
-`nf:bias=false` finds that run. A claim that asks for `nf` gets it too, if there is no run of today, and is then stale.
+`nf:bias=false` finds that run. A claim that asks for `nf` also uses that run if no newer one exists; it is then stale.
 
 This file imports nothing that trains.
 """

@@ -161,21 +161,21 @@ def _time_scoring(setup: TrainSetup, batches: EvalBatches | None, size: int | No
     """Return the seconds to score a split, from its first batches if it is large."""
     if batches is None:
         return 0.0
-    began, seconds, scored, rest = time.perf_counter(), 0.0, 0.0, 0
+    began, seconds, scored, seen = time.perf_counter(), 0.0, 0.0, 0
     for batch in batches():
         if setup.stop.requested is not None:
             raise StopRequestedError
         if time.perf_counter() - began < _SCORING:
             scored += float(sum_scores(setup.model, [batch], setup.inputs.sums)[2])
             seconds = time.perf_counter() - began
-            taken = rest = rest + 1
+            timed = seen = seen + 1
         elif size is not None:
             break
         else:
-            rest += 1
+            seen += 1
     if not scored:
         return 0.0
-    return seconds * (rest / taken if size is None else max(1.0, size / scored))
+    return seconds * (seen / timed if size is None else max(1.0, size / scored))
 
 
 def _peak_memory(device: torch.device) -> int | None:

@@ -46,9 +46,10 @@ _log = logging.getLogger("normfree.train")
 
 
 class TrainSetup:
-    """The model, data, batches and step of a run; `release` restores the model to the state in which `load` returns it.
+    """The model, data, batches and step of a run.
 
-    `cleanup` is the stack of callbacks that `release` runs. If the constructor fails, they run at once.
+    `release` makes the model as `load` returns it: in float32, uncompiled, in evaluation mode. Its callbacks, in
+    `cleanup`, run at once if the constructor fails.
     """
 
     def __init__(
@@ -269,12 +270,12 @@ def prepare_training(
         if config.graph and device.type != "cuda":
             remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
             raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
-        images = config.batch_size // config.accumulate // processes.world
+        micro_batch = config.batch_size // config.accumulate // processes.world
         require_room_for_weights(trained, config, device)
-        require_room_for_micro_batch(trained, config, opened, device, images)
+        require_room_for_micro_batch(trained, config, opened, device, micro_batch)
         stages: Sequence[Stage] = ()
         if device.type == "cuda" or config.kernels == "stage":
-            stages = prepare_stages(trained, config, device, images)
+            stages = prepare_stages(trained, config, device, micro_batch)
         config = config.with_changes(kernels="stage" if stages else "compiled")
         if left_open and stages and branches >= DEEP:
             config = config.with_changes(compile=False)  # compiling the rest of a deep network takes too long
@@ -390,11 +391,11 @@ def require_room_for_weights(model: nn.Module, config: TrainConfig, device: torc
 
 
 def require_room_for_micro_batch(
-    model: nn.Module, config: TrainConfig, data: Data, device: torch.device, images: int
+    model: nn.Module, config: TrainConfig, data: Data, device: torch.device, size: int
 ) -> None:
-    """Raise `ValueError` if the activations of a large micro-batch of `images` do not fit into the memory."""
-    if data.kind != "images" or images < LARGE or config.recompute:
+    """Raise `ValueError` if the activations of a large micro-batch do not fit into the memory."""
+    if data.kind != "images" or size < LARGE or config.recompute:
         return
     share = 0.5 if config.compile or config.precision != "float32" else 1.0  # a compiler or bf16 may keep half
     remedy = "use a smaller batch_size, or a larger accumulate"
-    require_room_for_activations(model, data.example(config, 2), images, remedy, device, share)
+    require_room_for_activations(model, data.example(config, 2), size, remedy, device, share)
