@@ -188,8 +188,7 @@ def open_run(
 ) -> Iterator[TrainSetup]:
     """Join the other processes, lock the folder, and prepare the run; everything is undone after the `with` block.
 
-    While it is open, signals are recorded. torch's generators are restored at the end. The arguments are those of
-    `fit`.
+    While it is open, signals are recorded. torch's generators are restored at the end. `fit` has the same arguments.
     """
     started = time.perf_counter()
     check_arguments(plan=plan, **{} if model is None else {"model": model})
