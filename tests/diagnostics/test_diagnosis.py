@@ -346,6 +346,7 @@ def test_single_layer_with_a_gradient_is_said_to_be_the_only_one() -> None:
 
 
 def test_summary_says_that_there_are_more_findings() -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 8), nn.Linear(8, 4), nn.Softmax(1))
     found = diagnose(model, 100 + torch.randn(8, 8), torch.zeros(8, dtype=torch.long))
     first, *others = found.verdict.findings
