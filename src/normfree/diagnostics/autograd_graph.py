@@ -27,6 +27,7 @@ from normfree.nn.sharding import is_sharded
 
 SWAMPED = 1e-3  # variance over epsilon, about the variance that a normalizer then returns
 ROOT_NEAR = 8  # nodes in which the precision of the numbers under a root is searched
+USUAL_EPSILON = 1e-3
 NORMALIZERS = ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm")
 PRODUCTS = ("Bmm", "Baddbmm")
 CLAMPS = {"Clamp": ("min", "max"), "Hardtanh": ("min_val", "max_val")}  # and the names of their limits
@@ -40,9 +41,8 @@ RARE = 0.05  # an output may be the probability of something rarer, and is no sh
 PADDED = 16  # samples whose padding is looked at
 CONDITIONS = (
     "softmax over the wrong axis", "attention masked out", "mask of the wrong side", "mask of the diagonal",
-    "padding attended to", "choice by ties", "overflow", "one row of an embedding",
+    "padding attended to", "choice by ties", "overflow", "items overwritten",
 )  # fmt: skip
-LEAST_INDICES = 4  # positions of a sequence that an embedding has to tell apart
 DOUBLED = ("Tanh", "Sigmoid", "Softmax", "Gelu", "Silu")  # functions that nobody applies twice in a row
 CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")  # torch writes leaky_relu, its graph LeakyRelu
 # Functions that are linear in the signal, or only move, average or normalize it.
@@ -121,14 +121,18 @@ class GraphReader:
         """Fetch the numbers of all facts; conditions that do not hold are left out."""
         tensors = [t.float().reshape(1) for _, numbers, _ in self.noted for t in numbers]
         values = iter(concatenate(tensors).tolist() if tensors else [])
-        facts = []
+        facts, restored = [], -1
         for fact, numbers, node in self.noted:
             value, mean = ([next(values) for _ in numbers] + [math.nan] * 2)[:2]
             if fact.kind == EPSILON:
                 eps = float(fact.detail)
                 swamped = bool(fact.place) and value > 1 - SWAMPED  # then the exact variance: 1 - value is rounded
                 value = _variance(node) if swamped else 0.0
+                made = node._sequence_nr()
                 if not 0 < value < SWAMPED * eps:
+                    restored = max(restored, made)
+                    continue
+                if eps <= USUAL_EPSILON and made < restored:  # a later normalizer restores the scale, as of small words
                     continue
             elif fact.kind in CONDITIONS and not value:
                 continue
@@ -179,19 +183,14 @@ class GraphReader:
                 self._read_sides(node, (mask[:1] if mask.dim() > 2 else mask).float().exp())
         elif kind in NORMALIZERS:
             self._read_normalizer(node)
+        elif kind == "IndexPut" and not node._saved_accumulate:
+            self._read_assignment(node)
         elif kind in ("Max", "Topk"):
             self._read_choice(node, kind)
         elif kind in ROOTS:
             self._read_root(node, kind)
         elif kind == "Embedding":
             words, padding = saved_tensor(node, "indices"), node._saved_padding_idx
-            many = words is not None and node._saved_weight_sym_argsize_0 >= words.shape[-1] >= LEAST_INDICES
-            if words is not None and many and (words.dim() > 1 or len(words) != self.batch):  # else one per sample
-                self._note("one row of an embedding", node, (words == words.flatten()[0]).all())
-                self.noted[-1] = (
-                    replace(self.noted[-1][0], place=place_of(node.next_functions[0][0], self.names, 1)),
-                    *self.noted[-1][1:],
-                )
             if words is not None and words.dim() == 2:
                 node.register_prehook(partial(self._add_word_gradient, words.data_ptr()))
                 if 0 <= padding < 2**63:
@@ -212,6 +211,13 @@ class GraphReader:
         eps = eps or getattr(self.parts.modules.get(place_of(node, self.names, 8)), "eps", None)
         if rate is not None and eps:
             self._note(EPSILON, node, sample_values(rate).square().mean() * eps, detail=repr(float(eps)), near=8)
+
+    def _read_assignment(self, node: Any) -> None:
+        """Note the share of the items that others overwrite, because their indices are the same."""
+        indices = [i for i in node._saved_indices if i is not None]
+        if indices and all(i.dtype == torch.long for i in indices):
+            rows = torch.stack(torch.broadcast_tensors(*indices)).flatten(1)
+            self._note("items overwritten", node, torch.tensor(1 - rows.unique(dim=1).shape[1] / max(1, rows.shape[1])))
 
     def _read_choice(self, node: Any, kind: str) -> None:
         """Look for a choice among the outputs of a layer of zeros, directly or behind a softmax."""
@@ -263,10 +269,6 @@ class GraphReader:
             factor = saved_tensor(node, name)
             if factor is not None and factor.data_ptr() in self.plain:
                 self.unknown.add(self.plain[factor.data_ptr()])
-        for source, _ in node.next_functions:
-            leaf = getattr(first_function(source), "variable", None)
-            if isinstance(leaf, nn.Parameter) and id(leaf) not in self.names and not is_sharded(leaf):
-                self._note("weights made in the forward pass", node)
         if kind != "Bmm":
             self._read_input(node, kind)
             return

@@ -31,6 +31,7 @@ from normfree.nn.sharding import full_tensor, is_sharded
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
 ROUNDED = 1e-3  # relative difference between gradients that only rounding tells apart
+LOST = 1e-7  # beside numbers of about 1, float32 rounds what is smaller off
 MOST_CANDIDATES = 4  # modules for which a forward pass is made
 
 
@@ -193,10 +194,10 @@ def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs
         # Not only the size is another one, but also the largest number, which an argmax would choose.
         return tree_map(lambda t: 0.5 - 1.7 * t if isinstance(t, Tensor) and t.is_floating_point() else t, out)
 
-    before = _run(model, parts, args, kwargs)
     changed = called[:1] if name in called else called
+    before = _run(model, parts, args, kwargs)[0]
     with hooked({inside[n]: other for n in changed}):
-        return not torch.equal(before, _run(model, parts, args, kwargs))
+        return not torch.equal(before, _run(model, parts, args, kwargs)[0])
 
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -213,11 +214,12 @@ def _without_zeros(model: nn.Module, parts: ModelParts) -> Iterator[None]:
         yield
 
 
-def _run(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any, seed: int = 0) -> Tensor:
-    """The main output of a model; two calls with the same seed draw the same random numbers."""
+def _run(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any, seed: int = 0) -> list[Tensor]:
+    """The outputs of a model, the main one first; two calls with the same seed draw the same random numbers."""
     with torch.enable_grad(), preserve_model_state(model, parts):
         torch.manual_seed(seed)
-        return first_tensor(model(*tree_map(_copy, args), **tree_map(_copy, kwargs))).detach().clone()
+        output = model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
+    return [t.detach().clone() for t in (first_tensor(output), *tree_leaves(output)) if isinstance(t, Tensor)]
 
 
 def _is_read(model: nn.Module, parts: ModelParts, ignored: IgnoredInput, args: Any, kwargs: Any) -> bool:
@@ -227,7 +229,7 @@ def _is_read(model: nn.Module, parts: ModelParts, ignored: IgnoredInput, args: A
         return ignored.changed if keystr(path) == ignored.name else value
 
     other = tree_map_with_path(swap, (args, kwargs))
-    return not torch.equal(_run(model, parts, args, kwargs), _run(model, parts, *other))
+    return not all(map(torch.equal, _run(model, parts, args, kwargs), _run(model, parts, *other)))
 
 
 def broken_parameters(parts: ModelParts) -> tuple[str, ...]:
@@ -263,8 +265,9 @@ def find_origin(modules: Mapping[str, nn.Module], good: Callable[[Tensor], bool]
 
 
 def varies(tensor: Tensor) -> bool:
-    """Whether a tensor is not zero, nor the same for all samples."""
-    return bool((tensor != tensor[:1]).any() if tensor.dim() > 1 and len(tensor) > 1 else tensor.any())
+    """Whether a tensor is not zero, but for rounding, nor the same for all samples."""
+    t = tensor.masked_fill(tensor.abs() < LOST, 0)
+    return bool((t != t[:1]).any() if t.dim() > 1 and len(t) > 1 else t.any())
 
 
 class _Owners(Observer):
@@ -375,7 +378,7 @@ def random_start(output: Any) -> Tensor:
 def noise_facts(model: nn.Module, parts: ModelParts, arguments: Any) -> Iterator[Fact]:
     """The squared difference of the output between two passes over that between two samples, and where it begins."""
     args, kwargs = arguments
-    outputs = (_run(model, parts, args, kwargs, seed).float() for seed in (0, 1))
+    outputs = (_run(model, parts, args, kwargs, seed)[0].float() for seed in (0, 1))
     one, other = (output if output.dim() else output[None] for output in outputs)  # a loss is one number
     between = ((one - one.roll(1, 0)) * (other - other.roll(1, 0))).mean()  # noise has no part in it, on average
     share = float((one - other).square().mean() / between.clamp_min(1e-12))

@@ -18,10 +18,10 @@ input all negative | faulty | no number of the input is positive, and nothing be
   all numbers of the input are negative (mean {mean}), so that the first activation passes nothing
   look at the data: no number of the input is positive, so that the first ReLU is dead and returns zero for every
   sample; standardize the input; subtract its mean (offset), and divide by its standard deviation
-input not centred | faulty | mean above 5 deviations
+input not centred | faulty | mean above 5 deviations, and a weight layer reads it so
   the input has a mean of {mean} and a standard deviation of {deviation}
   look at the data: standardize the input; subtract its mean (offset), and divide by its standard deviation
-input scale | faulty | root mean square outside 0.01 to 10
+input scale | faulty | root mean square outside 0.01 to 10, and a weight layer reads it so
   the input has a root mean square of {size}, where about 1 is usual
   look at the data: divide the input by its standard deviation{note}
 
@@ -66,19 +66,13 @@ module repeated | faulty | a list holds the same module several times
   {names} {verb} the same module, with the same weights
   look at {names}: the list holds one module several times, so that its weights are shared (tied) by mistake; make a new
   one for each place, not [block] * n
-weights tied | faulty | two layers share a weight, which most layers like them do not
-  {names} share the same weight
-  look at {names}: they are tied to the same parameter, unlike other layers of this name; give each its own
 normalizer in evaluation mode | faulty | one normalizer is, while most like it are in training mode
   {names} {verb} in evaluation mode, unlike other normalizers
   look at {names}: it uses its running statistics, not those of the batch; call train() on it, or eval() on all of them
-unusual activation | faulty | one activation inside a list is of another class than all others
-  {place} is {kind}, where {others} others are {usual}
-  look at {place}: its activation is {kind}, unlike the {usual} of the other layers
 samples mixed | faulty | one sample changes the output of another one in evaluation mode
   the output of a sample depends on the other samples of the batch
-  look {spot}: one sample of the batch changes the output of another one there; the wrong dimension (axis) is taken for
-  the batch, as with batch_first, view, transpose or softmax
+  look {spot}: one sample of the batch changes the output of another one there, as by a mean or softmax over the batch,
+  or because the wrong dimension (axis) is taken for the batch by batch_first, view or transpose
 place in the batch | faulty | the output of a sample depends on its place in the batch in evaluation mode
   the output of a sample depends on its place in the batch
   look {spot}: a sample returns something else at another place of the batch there; positions (an encoding, an index, a
@@ -88,8 +82,8 @@ state between calls | faulty | two equal calls in evaluation mode return somethi
   look {spot}: the output depends on earlier calls; a state (a buffer, a cache, a list) is kept from call to call, or
   the forward pass changes weights; reset it
 dropout in evaluation mode | faulty | a function drops values at random although the model is in evaluation mode
-  {place} drops values at random in evaluation mode
-  look at {place}: its dropout is also on in evaluation mode; pass training=self.training, or dropout_p=0 there
+  a dropout {spot} drops values at random in evaluation mode
+  look {spot}: the dropout there is also on in evaluation mode; pass training=self.training, or dropout_p=0 there
 reshape of dimensions | faulty | a view or reshape gives dimensions another order, which only a permute can
   {place} reshapes {detail}, which exchanges dimensions
   look at {place}: a view or reshape from {detail} mixes up the numbers, because it keeps their order in memory;
@@ -151,12 +145,8 @@ unused module | faulty | no part in the output although modules like it have one
 
 no activation | faulty | no function of the graph is nonlinear, as behind a leaky ReLU with a slope of 1
   no activation stands between the layers, so that the network is linear
-  put an activation between the layers, from {first} on: without any the network is linear
-forgotten activation | faulty | a layer of one branch reads none, the same layer of most similar branches does
-  {names} reads no activation, unlike the same layer of {others} other blocks
-  look at {names}: put the activation before it, as in the other blocks; without it, two layers in a row are one linear
-  map
-epsilon too large | vanishing | above 1,000 times the variance that the normalizer divides by
+  put an activation between the layers, from {first} on: without any the network is linear{also}
+epsilon too large | vanishing | above 1,000 times the variance, and above 1e-3 or no normalizer follows
   the variance at {place} is {variance}, and its epsilon {eps}
   look at {names}: the epsilon (eps) is far above the variance, so that the normalizer makes the signal small instead of
   normal; use an eps of 1e-5, or larger weights before it
@@ -190,10 +180,6 @@ mask of the diagonal | faulty | every position attends to itself only
 padding attended to | faulty | attention weights of all words are zero, and those of padding are not
   behind {place} only the padding is attended to
   look behind {place}: the padding mask of the attention is inverted; hide the positions of padding, not the words
-one row of an embedding | faulty | all positions look up the same vector of an embedding that has one for each
-  {place} returns the same vector for every position
-  look at {place}: its index is the same everywhere, such as zeros for positions, so that it is a constant and tells
-  nothing; count the positions (arange)
 choice by ties | faulty | a max or topk of the outputs of a layer of zeros
   the scores of {place} are all zero, and a choice is made among them
   look at {place}: its weights are zero, so that every sample makes the same choice (one expert); draw them at random
@@ -259,9 +245,6 @@ half precision underflow | vanishing | the gradient is exactly zero from there o
 gradient not finite | exploding | a function gets a finite gradient and returns another
   -
   look {spot}: {function} has no finite derivative there, as sqrt at 0; add a small number inside it
-stem scale | exploding | the second moment grows 1,000-fold, or falls to 1e-6
-  the stem multiplies the input by {size}
-  look at {names}: the weights of the stem are too {large}
 {block} too {large} | exploding | tenfold different from similar ones; a smaller difference is an outlier: "growing, \
 except blocks.6"
   {text}
@@ -294,8 +277,8 @@ draw without a gradient | faulty | an output depends on weights through a random
   reparametrization mean + deviation * noise
 loss without a lower bound | faulty | it falls as the square of an output that grows, or faster
   the loss falls without bound as {detail} grows
-  look at the loss: a term that depends on {detail} has the wrong sign, so that training makes it ever larger; negate
-  that term
+  look at the loss: a term that depends on {detail} has the wrong sign, so that training makes it ever larger (negate
+  that term), or it takes raw outputs (logits) as probabilities between 0 and 1 (put a sigmoid before it)
 sum beside a mean | faulty | with every sample twice, one part of the loss stays and another doubles
   one term of the loss is a sum over the batch, and another one a mean
   look at the loss: one term adds up the samples of the batch beside a mean, so that it outweighs the other terms the
@@ -311,17 +294,20 @@ targets not shifted | faulty | a causal model whose targets equal its input
   the targets equal the input, and the output at a position sees no later position
   look at the data: shift the targets by one position, so that the model predicts the next token and does not copy its
   input
-samples left out | faulty | half of the samples have no gradient at the output
+samples left out | faulty | half of the samples have no gradient at the output, although they have a label
   {value} of the samples get no gradient from the loss
   look at the loss: most samples have no part in it, by a class weight of zero, an ignored label (ignore_index)
   or a mask
-targets no probabilities | faulty | a binary cross-entropy of targets outside 0 to 1
+targets no probabilities | faulty | a binary cross-entropy, also inside of a loss, of targets outside 0 to 1
   the targets reach from {low} to {high}, where a binary cross-entropy takes 0 to 1
-  look at the data: targets of a binary cross-entropy are labels of 0 and 1, not of {low} and {high}
-targets constant | faulty | all targets are the same
+  look at the targets: a binary cross-entropy takes labels of 0 and 1, or probabilities, not {low} to {high}
+items overwritten | faulty | an assignment by index has indices that repeat
+  items of {place} are assigned by indices of which {percent} repeat, so that only the last item of each stays
+  look behind {place}: items of one index overwrite each other (b[i] = x), and only the last one counts; use index_add
+targets constant | faulty | all targets are the same, and the classes have weights of their own
   all targets are the same ({mean})
   look at the data: all targets (labels) of the batch are the same, so that there is nothing to learn
-targets scale | faulty | root mean square above 30, and above 30 times that of the output
+targets scale | faulty | root mean square above 30, and 30 times the output's, and the loss asks for it
   the targets have a root mean square of {size}, where about 1 is usual
   look at the data: the targets are far larger than an output at the start; divide them by their standard deviation
 loss is a sum | faulty | the loss of equal logits is log C times the number of samples
@@ -351,5 +337,5 @@ scores without a scale | faulty | products of vectors of fixed lengths, whose so
   multiply them by a scale (10 to 30), or divide them by a temperature
 constant output | faulty | the same for every sample
   the output is the same for every sample
-  look {spot}: the output does not depend on the input
+  look {spot}: the output does not depend on the input{also}
 """

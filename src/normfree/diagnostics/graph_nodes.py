@@ -32,6 +32,16 @@ def walk(roots: Iterable[Any], ends: Iterable[Any] = (), most: int = MOST_NODES)
                 waiting.append(following)
 
 
+def nodes_read(points: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """For each place, given by the node that made what is measured there, the other places that it reads directly."""
+    names = {node: name for name, node in points.items() if node is not None}
+    found = {}
+    for name, node in points.items():
+        inner = walk([node], names.keys() - {node})
+        found[name] = tuple({names[f]: 0 for n in inner for f, _ in n.next_functions if f in names and f is not node})
+    return found
+
+
 def function_name(node: Any) -> str:
     """The function of a node: 'Tanh' for 'TanhBackward0'."""
     return "" if node is None else str(node.name()).rpartition("::")[2].partition("Backward")[0]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map_with_path
+from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map, tree_map_with_path
 
 from normfree.arguments import call_loss, check_targets
-from normfree.diagnostics.graph_nodes import VIEWS, first_function, function_name, saved_tensor
+from normfree.diagnostics.graph_nodes import VIEWS, first_function, function_name, saved_tensor, walk
 from normfree.diagnostics.moments import variations
 from normfree.diagnostics.signals import Fact, GraphFacts, InputFacts, OutputFacts
 from normfree.nn.model_state import ModelParts
@@ -118,19 +118,49 @@ def target_facts(targets: Any) -> InputFacts:
     return InputFacts(True, mean, deviation, alike, _name(targets.dtype), lowest=lowest, highest=highest)
 
 
+TARGETS_LARGE = 30.0  # root mean square, also over that of the output, which has about 1 at the start; bytes have 150
+DEMANDED = 0.1  # of the loss that is left at most if targets are divided by their size, which the output has to reach
+
+
 @torch.no_grad()
-def large_targets(output: Any, targets: Any) -> Iterator[Fact]:
-    """The sizes of the parts of the targets, if these are a tuple or mapping, with those of outputs of their shape."""
-    if isinstance(targets, Tensor):
-        return
+def large_targets(output: Any, targets: Any, loss: Any) -> Iterator[Fact]:
+    """The parts of the targets that are far larger than an output, if the loss is far smaller for smaller ones.
+
+    A loss that uses only the order of the targets, or their logarithm, does not ask for an output of their size; it
+    changes by a logarithm at most.
+    """
     outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
     for path, part in tree_leaves_with_path(targets):
         if not isinstance(part, Tensor) or not part.is_floating_point() or not part.numel():
             continue
-        alike = [t.float().square().mean() for t in outputs if t.squeeze().shape == part.squeeze().shape]
-        if alike and not bool((part == part.flatten()[0]).all()):
-            size = float(part.float().square().mean().sqrt())
-            yield Fact("targets", f"the targets{keystr(path)}", value=size, mean=float(max(alike).sqrt()))
+        alike = [t for t in outputs if t.squeeze().shape == part.squeeze().shape] or outputs[: not path]
+        size = float(part.float().square().mean().sqrt())
+        sizes = [float(t.float().square().mean().sqrt()) for t in alike]
+        if not sizes or not TARGETS_LARGE * max(1.0, *sizes) < size < math.inf or bool((part == part.max()).all()):
+            continue
+        smaller = tree_map(lambda t, part=part, size=size: t / size if t is part else t, targets)
+        values = [loss_of(output, y, loss) for y in (targets, smaller)]
+        before, after = (math.nan if value is None else float(value) for value in values)
+        if abs(after) <= DEMANDED * before and before - after > 2 * math.log(size):
+            yield Fact("targets scale", f"the targets{keystr(path)}", value=size)
+
+
+UNSEEN = 0.5  # of the samples whose output gets no gradient
+
+
+def unseen_samples(by_sample: Sequence[Tensor], targets: Any, output: Tensor | None) -> tuple[Fact, ...]:
+    """Whether the loss leaves out most samples, but for those that are marked: by no class, by NaN, or by a mask."""
+    if not by_sample or output is None:
+        return ()
+    unseen, classes = by_sample[0] == 0, max(output.shape[1:], default=math.inf)
+    share = float(unseen.float().mean())
+    for t in (t for t in tree_leaves(targets) if isinstance(t, Tensor) and t.shape[:1] == unseen.shape):
+        rows = t.detach().flatten(1) if t.dim() > 1 else t.detach()[:, None]
+        no_class = ~rows if rows.dtype == torch.bool else (rows < 0) | (rows >= classes)
+        marked = rows.isnan() if rows.is_floating_point() else no_class
+        if bool(marked.all(1)[unseen].all()):
+            return ()
+    return (Fact("samples left out", "the loss", value=share),) if UNSEEN <= share < 1 else ()
 
 
 def is_mask(tensor: Tensor) -> bool:
@@ -210,6 +240,14 @@ def broadcasts(output: Tensor | None, targets: Any, loss: tuple[str, ...]) -> bo
     except RuntimeError:
         return False
     return math.prod(shape) > output.numel() and not reshaped
+
+
+def binary_targets(result: Tensor | None) -> Iterator[Fact]:
+    """The range of the targets of a binary cross-entropy inside of a loss, if they are not between 0 and 1."""
+    for node in walk([None if result is None else result.grad_fn]):
+        wanted = saved_tensor(node, "target") if function_name(node).startswith("BinaryCrossEntropy") else None
+        if wanted is not None and bool((wanted < 0).any() | (wanted > 1).any()):
+            yield Fact("targets no probabilities", "the targets", value=float(wanted.min()), mean=float(wanted.max()))
 
 
 CROSS_ENTROPY = frozenset({"LogSoftmax", "NllLoss", "NllLoss2D", *VIEWS})

@@ -4,13 +4,13 @@
 - Two equal calls in evaluation mode return the same, and drop nothing at random.
 - A reshape splits dimensions and joins neighbours, but exchanges none.
 - A model that predicts the next element of a sequence does not see it.
-- A derivative that the user wrote agrees with finite differences.
+- A derivative of the user's agrees with finite differences.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from normfree.diagnostics.graph_nodes import walk
 from normfree.diagnostics.signals import Fact, Signal
 from normfree.diagnostics.tracing import Trace, TracedCall, first_difference, rows_of, trace, values_differ
-from normfree.graph.observer import FunctionCall, Observer
+from normfree.graph.observer import MATRIX_PRODUCTS, FunctionCall, Observer
 from normfree.nn.model_state import ModelParts, hooked, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import is_norm
 
@@ -41,15 +41,17 @@ def check_model(
 ) -> tuple[Fact, ...]:
     """Run all checks that the batch and the graph of the model call for."""
     tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
-    main = max(tensors, key=lambda t: t.numel(), default=None)
-    if main is None:
+    if not tensors:
         return ()
+    main = max(tensors, key=lambda t: t.numel())
     found: list[Fact] = []
-    checks = [partial(check_samples, model, parts, arguments, main, signal.head.classes)]
+    checks: list[Callable[[], Iterable[Fact]]] = [partial(check_samples, model, parts, arguments, main, signal)]
     if shifted := _next_element(main, targets):
         checks.append(partial(check_causality, model, parts, arguments, main, shifted))
     if signal.outputs > 1:
         checks.append(partial(check_draws, model, parts, arguments, main))
+    if signal.inputs.is_unusual:
+        checks.append(partial(measure_reads, model, parts, arguments, {layer.name for layer in signal.plan.layers()}))
     if signal.graph.custom:
         checks.append(partial(check_derivatives, model, parts, arguments, main, targets, loss))
     for check in checks:
@@ -58,14 +60,34 @@ def check_model(
     return tuple(found)
 
 
-def check_samples(model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, classes: int) -> Iterator[Fact]:
+def measure_reads(model: nn.Module, parts: ModelParts, arguments: Any, layers: Set[str]) -> list[Fact]:
+    """The root mean square of what each weight layer reads, and its mean over its deviation."""
+    found: list[Fact] = []
+
+    def hook(name: str) -> Any:
+        def measure(_m: nn.Module, args: Any) -> None:
+            if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+                x = args[0].detach().double()
+                size, offset = x.square().mean().sqrt(), x.mean().abs() / x.std(correction=0)
+                found.append(Fact("read", name, value=float(size), mean=float(offset)))
+
+        return measure
+
+    hooks = {parts.modules[name]: hook(name) for name in layers & parts.modules.keys()}
+    with hooked(hooks, before=True), torch.enable_grad(), preserve_model_state(model, parts):
+        args, kwargs = tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, arguments)
+        model(*args, **kwargs)
+    return found
+
+
+def check_samples(model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, signal: Signal) -> Iterator[Fact]:
     """Find the module where samples mix, their places in the batch count, equal calls differ, or dropout never ends.
 
     A sample goes through the model in evaluation mode behind another one, and then before a third. If its outputs
     differ, further calls look into the model: the sample between two others, then between two different ones, then
     before the first two, and the first call again, twice, since a state may return by chance. Where that differs too,
     the model keeps a state. Noise that the model draws also depends on the place, but on the seed as well. An output
-    that compares all samples with each other, (N, N), is left out; `classes` is its width for the whole batch.
+    that compares all samples with each other, (N, N), is left out; `signal` has its width for the whole batch.
     """
     count = 0 if main.dim() < 2 else len(main)
     graphs = any(isinstance(t, Tensor) and t.shape[:2] == (count, count) for t in tree_leaves(arguments))
@@ -76,20 +98,22 @@ def check_samples(model: nn.Module, parts: ModelParts, arguments: Any, main: Ten
         some = tree_map(lambda t: rows_of(t, count, chosen), arguments)
         return trace(model, parts, some, evaluate=True, inside=inside, seed=seed)
 
-    with _Calls() as calls:
+    known = set(map(id, parts.parameters.values()))
+    with _Calls(known) as calls:
         behind = trace_of(1, 0, inside=False)[-1].returned
-    if calls.dropouts or calls.reshapes:
-        with (named := _Calls()).following(parts.modules):
+    if calls.dropouts or calls.reshapes or calls.strangers:
+        with (named := _Calls(known)).following(parts.modules):
             trace_of(1, 0, inside=False)
         yield from (Fact("dropout in evaluation mode", place) for place in named.dropouts[:1])
         yield from (Fact("reshape of dimensions", *place) for place in list(named.reshapes.values())[:1])
+        yield from (Fact("weights made in the forward pass", place) for place in named.strangers[:1])
     before = trace_of(0, 2, inside=False)[-1].returned
     if not values_differ([t[1] for t in behind], [t[0] for t in before]):
         return
     one = trace_of(1, 0, 2)
     place = first_difference(one, trace_of(3, 0, 4), standardized=False)
     shapes = [t.shape for t in one[-1].returned]
-    pairs = classes == count and any(shape[:2] == (3, 3) for shape in shapes)
+    pairs = signal.head.classes == count and any(shape[:2] == (3, 3) for shape in shapes)
     moved = "" if place else first_difference(one, _swapped(trace_of(0, 1, 2)))
     random = bool(moved) and bool(first_difference(one, trace_of(1, 0, 2, seed=1)))
     sequences = _positions_first(parts) and any(len(shape) == 3 for shape in shapes)
@@ -111,16 +135,18 @@ def _positions_first(parts: ModelParts) -> bool:
 
 
 class _Calls(Observer):
-    """Collects the modules whose code drops values in evaluation mode, or reshapes where it should permute.
+    """Collects modules whose code drops values in evaluation mode, reshapes where it should permute, or makes layers.
 
-    Their names need `following`. A reshape in the code of the model itself has the module before it, or the first one.
+    Their names need `following`. In the code of the model itself, the place is the module before, or the first one.
     """
 
     DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
-    def __init__(self) -> None:
+    def __init__(self, known: Set[int]) -> None:
         super().__init__()
+        self.known = known  # the identities of the model's parameters
         self.dropouts: list[str] = []
+        self.strangers: list[str] = []
         self.reshapes: dict[int, tuple[str, str]] = {}  # by the identity of the result, which is kept
         self._kept: list[Any] = []
         self._last = "the input"
@@ -141,9 +167,15 @@ class _Calls(Observer):
         else:
             active = call.name == "scaled_dot_product_attention" and call.kwargs.get("dropout_p", 0.0) > 0
         if active:
-            self.dropouts.append(self.home or "the model")
+            self.dropouts.append(self.home or f"behind {self._last}")
+        made = any(isinstance(t, nn.Parameter) and id(t) not in self.known for t in call.args)
+        if made and call.name in MATRIX_PRODUCTS:
+            self.strangers.append(self.home or self._last)
         out = call.run()
-        if call.name in ("view", "reshape") and isinstance(out, Tensor) and exchanges(call.args[0].shape, out.shape):
+        written = [n for size in call.args[1:] for n in (size if isinstance(size, Sequence) else (size,))]
+        whole = out.shape if isinstance(out, Tensor) and call.name in ("view", "reshape") else ()
+        sizes = [-n if m == -1 else n for m, n in zip(written, whole, strict=False)]
+        if sizes and exchanges(call.args[0].shape, sizes):
             change = f"{_sizes(call.args[0])} into {_sizes(out)} behind {self._last}"
             self.reshapes[id(out)] = (self.home or self._last, change)
             self._kept.append(out)
@@ -162,20 +194,23 @@ LEAST_MOVED = 4  # size of a dimension that was exchanged; smaller ones may be e
 def exchanges(before: Sequence[int], after: Sequence[int]) -> bool:
     """Whether a reshape between two shapes exchanges dimensions, as only a permute can, and so scrambles the numbers.
 
+    A size below zero was left open by the code, and may be equal to another one by chance.
+
     >>> exchanges((2, 16, 16, 3), (2, 3, 16, 16)), exchanges((2, 12, 32), (2, 4, 12, 8))
     (True, True)
     >>> exchanges((2, 12, 32), (2, 12, 4, 8)), exchanges((2, 32, 8, 8), (2, 8, 256))
     (False, False)
     """
-    old, new = ([d for d in shape if d > 1] for shape in (before, after))
+    old, written = ([d for d in shape if abs(d) > 1] for shape in (before, after))
+    new = [abs(d) for d in written]
     while old and new:
         i = j = 1
         while (left := math.prod(old[:i])) != (right := math.prod(new[:j])):
             i, j = (i + 1, j) if left < right else (i, j + 1)
-        a, b, old, new = old[:i], new[:j], old[i:], new[j:]
+        a, b, named, old, new, written = old[:i], new[:j], written[:j], old[i:], new[j:], written[j:]
         starts, new_starts = ([math.prod(part[:k]) for k in range(len(part))] for part in (a, b))
         kept = set(zip(starts, a, strict=True)) & set(zip(new_starts, b, strict=True))
-        moved = [d for at, d in zip(starts, a, strict=True) if d >= LEAST_MOVED and d in b and (at, d) not in kept]
+        moved = [d for at, d in zip(starts, a, strict=True) if d >= LEAST_MOVED and d in named and (at, d) not in kept]
         inner = sorted({*starts, *new_starts})
         split = any(y % x for x, y in pairwise(inner))  # no finer shape has the dimensions of both
         if min(i, j) > 1 and moved and (split or j >= i or a[0] in moved or any(a[0] % d for d in moved)):

@@ -147,15 +147,16 @@ def _check_answers(tried: _Tried) -> Iterator[Fact]:
 
     source = torch.Generator().manual_seed(0)
     guess, other = (torch.rand(z.shape, generator=source).to(z) * 0.9 + 0.05 for _ in range(2))
-    if suited and len(tried.floats) == 1 and value(guess, y) == value(guess, wrong) != value(other, y):
-        yield Fact("targets ignored", "the loss")
+    if value(guess, y) == value(guess, wrong):  # a loss of the outputs alone has no right answers
+        if suited and len(tried.floats) == 1 and value(guess, y) != value(other, y):
+            yield Fact("targets ignored", "the loss")
         return
-    right, bad = _answers(z, y), _answers(z, wrong)
-    if right is None or bad is None:
-        return
-    at_right, at_wrong = value(right, y), value(bad, y)
-    if at_right > at_wrong + 1e-6 * abs(at_wrong):
-        yield Fact("loss of the wrong sign", "the loss", value=at_right - at_wrong)
+    pairs = [(_answers(z, y), _answers(z, wrong))]
+    if y.is_floating_point() and y.shape == z.shape:  # what only looks like targets is no answer beyond 0 to 1 either
+        pairs.append((y.to(z), wrong.to(z)))
+    differences = [value(right, y) - value(bad, y) for right, bad in pairs if right is not None and bad is not None]
+    if differences and all(d > 1e-6 for d in differences):
+        yield Fact("loss of the wrong sign", "the loss", value=differences[0])
 
 
 def _can_be_compared(output: Tensor, targets: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The rules for modules, their weights and functions: zero, equal, frozen, tied, unused, saturated or unlike others.
+"""The rules for modules, their weights and functions: zero, equal, frozen, unused, saturated or unlike others.
 
 `rules.py` has the rules for the signal. The functions are pure, and each limit stands above its rule with its reason.
 Unless stated otherwise a limit is a ratio of variances or of second moments, not of standard deviations.
@@ -7,23 +7,19 @@ Unless stated otherwise a limit is a ratio of variances or of second moments, no
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, NamedTuple
 
 from normfree.diagnostics.findings import FINDINGS, Finding, finding
 from normfree.diagnostics.growth import LARGE, NOTICEABLE, SHUT_GATE
-from normfree.diagnostics.signals import CONSTANT, NUMBERS, SURE, Fact, LayerSignal, ModuleFact, Signal
-from normfree.plan import Branch
+from normfree.diagnostics.signals import CONSTANT, INPUT_LARGE, NUMBERS, SURE, Fact, LayerSignal, ModuleFact, Signal
 from normfree.report.tables import shorten_names
 
 SIMILAR = 4  # number of similar blocks that tell what is usual
 MOST = 0.75  # fraction of them that must agree
-# Root mean squares. Normalized images have 1, images in [0, 1] 0.3 to 0.7.
-INPUT_LARGE = 10.0  # bytes have 150
 LEAST_DROPPED = 1 - 1 / NOTICEABLE  # the noise, p / (1 - p) of the squared signal, is then nine times the signal
 
 
@@ -56,6 +52,8 @@ RULED = {rule.word for rule in (IN_PLACE, NORMALIZER_OF_ONE, *FACT_RULES)}
 ELSEWHERE = {
     *RULED,
     *AT_LAST,
+    "targets scale",
+    "targets no probabilities",
     "weights not registered",
     "epsilon too large",
     "attention masked out",
@@ -74,8 +72,8 @@ def fact_faults(signal: Signal, *rules: FactRule) -> Iterator[Finding]:
 
 def finding_of(fact: Fact, word: str = "") -> Finding:
     """The finding for a fact; `word` is its word, if that is not the kind of the fact."""
-    place = fact.place.removeprefix("before ")
-    spot = fact.place if fact.place.startswith("before") else f"at {fact.place}"
+    way, _, name = fact.place.partition(" ")
+    place, spot = (name, fact.place) if way in ("before", "behind") else (fact.place, f"at {fact.place}")
     sizes: dict[str, Any] = dict.fromkeys(("value", "size", "p", "percent"), fact.value)
     return finding(word or fact.kind, place, spot=spot, detail=fact.detail, function=fact.detail, **sizes)
 
@@ -108,8 +106,7 @@ def unused_modules(signal: Signal) -> Iterator[Finding]:
     if names := [f.place for f in signal.by_kind["weights not registered"]]:
         yield finding("weights not registered", names[0], names=names)
     elif made := signal.by_kind["weights made in the forward pass"]:
-        place = made[0].place or "the input"
-        yield finding("weights not registered", place, names=[f"a layer behind {place}"])
+        yield finding("weights not registered", made[0].place, names=[f"the layer that {made[0].place} makes or calls"])
     if unused := [name for name in signal.unused if not is_last_of_list(name, signal)]:
         yield finding("unused module", unused[0], names=unused, verb="are" if len(unused) > 1 else "is")
 
@@ -135,7 +132,7 @@ def nothing_learns(signal: Signal) -> Iterator[Finding]:
 
 
 def unlike_modules(signal: Signal) -> Iterator[Finding]:
-    """Modules that are repeated or tied by mistake, and single ones that differ from all others like them."""
+    """Modules that are repeated by mistake, and single ones that differ from all others like them."""
     if again := [f for f in signal.modules if f.role == "list"]:
         names = list(dict.fromkeys(name for f in again for name in (f.same_as, f.name)))
         yield finding("module repeated", names[0], names=names, verb="are")
@@ -144,29 +141,11 @@ def unlike_modules(signal: Signal) -> Iterator[Finding]:
     alike: defaultdict[tuple[str, str], list[ModuleFact]] = defaultdict(list)
     for f in signal.modules:
         alike[NUMBERS.sub("", f.name), f.role].append(f)
-    for (pattern, role), facts in alike.items():
-        tied = [f for f in facts if role == "layer" and f.same_as and NUMBERS.sub("", f.same_as) == pattern]
-        if tied and len(facts) > SIMILAR and len(facts) - 2 * len(tied) >= len(facts) / 2:
-            yield finding("weights tied", tied[0].name, names=[tied[0].same_as, *(f.name for f in tied)])
+    for (_, role), facts in alike.items():
         still = [f.name for f in facts if role == "normalizer" and not f.training]
         if still and len(facts) > SIMILAR and len(still) <= (1 - MOST) * len(facts):
             verb = "are" if len(still) > 1 else "is"
             yield finding("normalizer in evaluation mode", still[0], names=still, verb=verb)
-
-
-def unusual_activation(signal: Signal) -> Iterator[Finding]:
-    """One activation inside of a list that is of another class than all others."""
-    alike: defaultdict[str, list[ModuleFact]] = defaultdict(list)
-    for f in signal.modules:
-        if f.role == "activation":
-            alike[NUMBERS.sub("", f.name)].append(f)
-    for facts in alike.values():
-        kinds = Counter(f.kind for f in facts)
-        odd = [f for f in facts[1:-1] if kinds[f.kind] == 1]
-        if len(kinds) == 2 and len(facts) > SIMILAR and odd:
-            usual, others = kinds.most_common(1)[0]
-            yield finding("unusual activation", odd[0].name, kind=odd[0].kind, others=others, usual=usual)
-            return
 
 
 def forgotten_skips(signal: Signal) -> Iterator[Finding]:
@@ -263,37 +242,9 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
     graph = {name.rpartition(".")[0] for name in signal.graph.reached}
     unseen = any((layer.activated_in or layer.activated_out) and layer.name not in graph for layer in layers)
     if len(layers) >= 3 and not (recurrent or attention or unseen or signal.graph.nonlinear):
-        yield finding("no activation", "", first=layers[0].name)
-    # In a chain of layers of one size, but not at the code of an autoencoder, whose size differs.
-    chain = [layer for layer in signal.plan.body if not layer.gate]
-    units = {layer.name: layer.units for layer in signal.layers}
-    patterns = Counter(NUMBERS.sub("", layer.name) for layer in chain if layer.activated_in)
-    without = [
-        b.name
-        for a, b in pairwise(chain)
-        if not b.activated_in
-        and units.get(a.name) == units.get(b.name)
-        and patterns[NUMBERS.sub("", b.name)] >= SIMILAR
-        and NUMBERS.sub("", a.name) == NUMBERS.sub("", b.name)
-    ]
-    active_in = patterns.total()
-    simple = not signal.plan.branches and not recurrent and not any(layer.gate for layer in signal.plan.body)
-    if simple and len(without) == 1 and active_in >= max(SIMILAR, len(chain) - 2):
-        yield finding("forgotten activation", without[0], names=without, others=active_in)
-    alike: defaultdict[object, list[Branch]] = defaultdict(list)
-    for b in signal.plan.branches:
-        alike[NUMBERS.sub("", b.name), tuple(NUMBERS.sub("", layer.name) for layer in b.layers), b.depth].append(b)
-    for branches in alike.values():
-        # The first block of a list reads what stands before the list.
-        first = {branches[0].name, *(b.name for b in branches if re.search(r"\b0\b", b.name))}
-        entries = {layer.name for b in branches if b.name in first for layer in b.entries}
-        for every in zip(*(b.layers for b in branches), strict=True):
-            same = [layer for layer in every if layer.name not in entries]
-            without = [layer.name for layer in same if not layer.activated_in]
-            others = len(same) - len(without)
-            if without and len(every) >= SIMILAR and others >= MOST * len(same):
-                yield finding("forgotten activation", without[0], names=without, others=others)
-                return
+        linear = [f.name for f in signal.modules if f.role == "activation"]
+        place = linear[0] if linear else ""  # as a leaky ReLU of slope 1
+        yield finding("no activation", place, first=layers[0].name, also=f"; look at {place}" if place else "")
 
 
 DEAD_SHARE = 0.8  # of units without a gradient; on samples that are nearly alike, half of all ReLUs are off

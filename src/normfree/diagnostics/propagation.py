@@ -23,6 +23,7 @@ from normfree.diagnostics.autograd_graph import GraphReader, overwritten_place
 from normfree.diagnostics.fault_localization import OpenQuestions, with_origin
 from normfree.diagnostics.input_and_loss import (
     IgnoredInput,
+    binary_targets,
     broadcasts,
     check_scores,
     clear_type_errors,
@@ -34,6 +35,7 @@ from normfree.diagnostics.input_and_loss import (
     output_facts,
     target_facts,
     unreachable_targets,
+    unseen_samples,
     watch_inputs,
 )
 from normfree.diagnostics.layer_signals import LayerWeights, learning_branches, module_facts, parameter_facts
@@ -152,13 +154,14 @@ def _measure(
         result = None if value is None else next(iter(starts))
         outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
         graph, functions = reader.read(size, result, outputs)
-        functions += check_scores(size, targets, graph)
+        functions += [*check_scores(size, targets, graph), *binary_targets(result)]
         by_sample = _gradients_by_sample(size if result is not None else None)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
             _backward(parts, starts)
-        checks = [*_unseen_samples(by_sample), *(() if loss is None else check_loss(loss, output, targets))]
+        checks = list(unseen_samples(by_sample, targets, size))
+        checks += () if loss is None else check_loss(loss, output, targets)
         checks += [Fact("input changed in place", "the input")] if any(w.read._version for w in watched) else []
         ignored = list(ignored_inputs(watched, reader.word_gradients))
     observer.moments.reduce()  # before the first wait for the device
@@ -186,7 +189,7 @@ def _measure(
             *functions,
             *checks,
             *weights.copies(gradient_sizes),
-            *large_targets(output, targets),
+            *large_targets(output, targets, loss),
         ),
         modules=module_facts(parts),
         unreachable=unreachable_targets(graph.output, size, targets),
@@ -195,8 +198,8 @@ def _measure(
         **weights.gradient_facts(gradient_sizes),
         zero_loss=zero_loss,
         loss_cut=result is not None and (not result.requires_grad or (flat and _is_flat(by_sample, head))),
-        outputs=sum(t.grad_fn is not None for t in outputs),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
+        outputs=sum(t.grad_fn is not None for t in outputs),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
     idle, heads = weights.idle_modules(set(gradients) | (graph.reached if value is None else set()), head.classes)
@@ -280,15 +283,6 @@ def _gradients_by_sample(output: Tensor | None) -> list[Tensor]:
     if output is not None and output.requires_grad and output.dim():
         output.register_hook(lambda g: found.append(g.detach().reshape(len(g), -1).abs().amax(1)))
     return found
-
-
-UNSEEN = 0.5  # of the samples whose output gets no gradient
-
-
-def _unseen_samples(by_sample: Sequence[Tensor]) -> tuple[Fact, ...]:
-    """Whether the loss leaves out most samples."""
-    share = float((by_sample[0] == 0).float().mean()) if by_sample else 0.0
-    return (Fact("samples left out", "the loss", value=share),) if UNSEEN <= share < 1 else ()
 
 
 def _is_flat(by_sample: Sequence[Tensor], head: OutputFacts) -> bool:

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from normfree.diagnostics.findings import Finding, SignalStatus, finding
-from normfree.diagnostics.growth import LARGE, LAYER_GAIN, NOTICEABLE, Direction
-from normfree.diagnostics.module_rules import INPUT_LARGE
-from normfree.diagnostics.signals import CONSTANT, Gain, InputFacts, Signal, Stats, SumSignal
+from normfree.diagnostics.growth import LAYER_GAIN, NOTICEABLE, Direction
+from normfree.diagnostics.module_rules import finding_of
+from normfree.diagnostics.signals import (
+    CONSTANT,
+    INPUT_LARGE,
+    INPUT_OFFSET,
+    INPUT_SMALL,
+    Fact,
+    Gain,
+    Signal,
+    Stats,
+    SumSignal,
+)
 from normfree.report.tables import compact
-
-INPUT_OFFSET = 5.0  # mean over standard deviation; images in [0, 1] have 0.4 to 2.5
-INPUT_SMALL = 0.01  # root mean square; images that were divided by 255 twice have 0.002
 
 
 def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
@@ -32,11 +39,22 @@ def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
         yield finding("input constant", "the input", mean=x.mean)
     elif x.highest <= 0 and any(s.level == 0 or s.variation <= CONSTANT for s in signal.sums[:1]):
         yield finding("input all negative", "the input", mean=x.mean)
-    elif abs(x.mean) > INPUT_OFFSET * x.deviation:
+    elif abs(x.mean) > INPUT_OFFSET * x.deviation and _is_read(signal, lambda f: f.mean > INPUT_OFFSET):
         yield finding("input not centred", "the input", mean=x.mean, deviation=x.deviation)
-    elif x.size < INPUT_SMALL or x.size > INPUT_LARGE:
+    elif (x.size < INPUT_SMALL or x.size > INPUT_LARGE) and _is_read(
+        signal, lambda f: f.value < INPUT_SMALL if x.size < INPUT_SMALL else f.value > INPUT_LARGE
+    ):
         note = "; bytes need a division by 255" if 50 < x.size < 256 and x.mean > 0 else ""
         yield finding("input scale", "the input", size=x.size, note=note)
+
+
+def _is_read(signal: Signal, is_alike: Callable[[Fact], bool]) -> bool:
+    """Whether a weight layer reads numbers like the input's, or reads none of what differs between the samples.
+
+    A model that takes logarithms, looks up indices or normalizes by itself does not read them.
+    """
+    drowned = any(s.variation < DROWNED * signal.inputs.variation for s in signal.sums[:1])
+    return drowned or not signal.by_kind["read"] or any(map(is_alike, signal.by_kind["read"]))
 
 
 DIVISIONS = ("div", "div_", "__truediv__", "__rtruediv__", "__itruediv__", "true_divide", "reciprocal", "rsqrt")
@@ -108,25 +126,24 @@ def small_embeddings(signal: Signal) -> Iterator[Finding]:
         )
 
 
-TARGETS_LARGE = 30.0  # root mean square, also over that of the output, which has about 1 at the start; bytes have 150
-
-
 def faults_of_the_targets(signal: Signal) -> Iterator[Finding]:
     """Targets that are too large, and a loss that is a sum."""
-    y, head = signal.targets, signal.head
-    sizes = [(f.place, f.value, f.mean) for f in signal.by_kind["targets"]]
-    if "float" in y.dtype and not y.alike:
-        sizes.append(("the targets", y.size, math.sqrt(head.mean_square)))
-    for place, size, _ in islice((t for t in sizes if t[1] > TARGETS_LARGE * max(1.0, t[2])), 1):
-        yield finding("targets scale", place, size=size)
+    head = signal.head
+    for fact in signal.by_kind["targets scale"][:1]:
+        yield finding_of(fact)
     count = signal.zero_loss / math.log(head.classes) if head.classes > 1 and "NllLoss" in signal.graph.loss else 1.0
     if 3 < count < math.inf and abs(count - round(count)) < 1e-3 * count:
         yield finding("loss is a sum", "the loss", count=round(count))
 
 
 def constant_targets(signal: Signal) -> Iterator[Finding]:
-    """Labels that are all the same; a float for all is the label of real images in an adversarial network."""
-    if signal.targets.alike and "int" in signal.targets.dtype:
+    """Labels that are all the same; a float for all is the label of real images in an adversarial network.
+
+    Classes without a unit of the last layer are places of similar samples, of which the first may be the right one.
+    """
+    units = [layer.units for layer in signal.layers if layer.name == signal.graph.output_place]
+    placed = signal.head.classes > 1 and any(0 < n != signal.head.classes for n in units)
+    if signal.targets.alike and "int" in signal.targets.dtype and not placed:
         yield finding("targets constant", "the targets", mean=signal.targets.mean)
 
 
@@ -149,33 +166,10 @@ def faults_of_the_loss(signal: Signal) -> Iterator[Finding]:
         yield finding("logits without a softmax", "the output")
     elif signal.unreachable > UNREACHABLE and "BinaryCrossEntropyWithLogits" not in loss:
         yield finding("{function} on the output", "the output", percent=signal.unreachable, **words)
-    if graph.loss[:1] in BINARY_LOSSES and not _are_probabilities(signal.targets):
-        yield finding("targets no probabilities", "the targets", low=signal.targets.lowest, high=signal.targets.highest)
+    for fact in signal.by_kind["targets no probabilities"][:1]:
+        yield finding(fact.kind, "the targets", low=fact.value, high=fact.mean)
     if signal.broadcast:
         yield finding("shapes of output and targets", "the output")
-
-
-BINARY_LOSSES = (("BinaryCrossEntropy",), ("BinaryCrossEntropyWithLogits",))  # alone, without other terms
-
-
-def _are_probabilities(targets: InputFacts) -> bool:
-    return math.isnan(targets.lowest) or (targets.lowest >= 0 and targets.highest <= 1)
-
-
-STEM_LARGE = LARGE  # second moment after the stem over that of the input; sound stems have 0.05 to 5
-STEM_SMALL = 1e-6  # the same; embeddings and patches drawn with a deviation of 0.02 have 1e-4
-
-
-def faults_of_the_stem(signal: Signal) -> Iterator[Finding]:
-    """A stem that scales the input far up or down."""
-    stem = [layer.name or "(model)" for layer in signal.plan.stem]
-    if not stem or not signal.sums or math.isnan(signal.inputs.size) or not signal.inputs.size:
-        return
-    first = signal.sums[0]
-    gain = (first.sum if first.layer else first.shortcut).power / signal.inputs.size**2
-    if gain >= STEM_LARGE or 0 < gain <= STEM_SMALL:
-        large, status = ("large", "exploding") if gain > 1 else ("small", "vanishing")
-        yield finding("stem scale", stem[0], status, size=math.sqrt(gain), names=stem, large=large)  # type: ignore[arg-type]
 
 
 CONSTANT_BRANCH = 1e-10  # variance relative to the squared mean; rounding of float32 leaves about 1e-14
@@ -359,7 +353,11 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
     elif head.variation <= CONSTANT and head.mean_square > 0 and not signal.inputs.alike and not zero & set(classifier):
         ends = next(iter(signal.by_kind["variation ends"]), None)
         spot = "at the end of the network" if ends is None else f"at {ends.place}, and between {ends.detail} and it"
-        yield finding("constant output", "the output", spot=spot)
+        steps = [f.name for f in signal.modules if f.kind in ("RNN", "GRU", "LSTM")]
+        also = ""
+        if ends is not None and ends.detail in steps:
+            also = f"; the step of {ends.detail} that is read has forgotten it, as after padding"
+        yield finding("constant output", "the output", spot=spot, also=also)
 
 
 def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: float) -> Finding:

@@ -37,10 +37,10 @@ class SumSignal:
 
     `learns` is true if any weight or multiplier of the branch got a gradient other than zero, or if the branch has
     none. `around` is the name of the sum whose branch contains this one. In a network without sums, `layer` is true and
-    `sum` is the output of a weight layer; there is no branch and no shortcut. `shape` is the shape of the sum.
-    `normalized`: whether a layer was measured behind its normalizer. `variation` is the variance over the batch
-    relative to the second moment, the mean over positions and channels: 0 if all samples are alike. `token_variation`
-    is the same over the second dimension of a tensor with three.
+    `sum` is the output of a weight layer; there is no branch and no shortcut. `reads` are the layers whose outputs it
+    reads. `shape` is the shape of the sum. `normalized`: whether a layer was measured behind its normalizer.
+    `variation` is the variance over the batch relative to the second moment, the mean over positions and channels: 0 if
+    all samples are alike. `token_variation` is the same over the second dimension of a tensor with three.
 
     `level` is the size of the forward signal: the variance of a sum, the second moment of a layer's output. In a deep
     ReLU network all samples become alike, so that the variance over them falls although the signal is preserved.
@@ -60,6 +60,7 @@ class SumSignal:
     learns: bool = True
     around: str | None = None
     layer: bool = False
+    reads: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     normalized: bool = False
     variation: float = field(default=1.0, compare=False)
@@ -97,6 +98,12 @@ class LayerSignal:
         object.__setattr__(self, "ratio", self.gradient_norm / self.weight_norm if self.weight_norm else math.inf)
 
 
+INPUT_OFFSET = 5.0  # mean over standard deviation; images in [0, 1] have 0.4 to 2.5
+# Root mean squares. Normalized images have 1, images in [0, 1] 0.3 to 0.7.
+INPUT_SMALL = 0.01  # images that were divided by 255 twice have 0.002
+INPUT_LARGE = 10.0  # bytes have 150
+
+
 @dataclass(frozen=True)
 class InputFacts:
     """The main input: the largest tensor of floating-point numbers among the arguments.
@@ -125,6 +132,11 @@ class InputFacts:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", math.hypot(self.mean, self.deviation))
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether the scale is far from 1, or the mean far from 0."""
+        return self.size < INPUT_SMALL or self.size > INPUT_LARGE or abs(self.mean) > INPUT_OFFSET * self.deviation
 
 
 CONSTANT = 1e-12  # variance over the batch relative to the second moment: no more than rounding
@@ -164,15 +176,14 @@ class Fact:
 
     Attributes:
         kind: The word of a finding, or 'bias' and 'largest bias' of the classifier, 'dropout', 'embedding', 'gate',
-            'noise', 'recurrence', 'scale', 'targets' for a part of the targets, 'openness' for a function that can be
-            saturated, or 'variation ends' for the first module from which on the signal is the same for all samples.
+            'noise', 'read', 'recurrence', 'scale', 'openness' for a function that can be saturated, or 'variation ends'
+            for the first module from which on the signal is the same for all samples.
         place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
         detail: A name or a few words, such as the function or the gate.
-        value: The number: a root mean square (bias, embedding, scale, targets), a probability (dropout), the mean of a
+        value: The number: a root mean square (bias, embedding, read, scale), a probability (dropout), the mean of a
             gate at its biases (gate), the largest eigenvalue (recurrence), the squared difference of two passes over
             that of two samples (noise), or the mean square of the derivative relative to the largest one (openness).
-        mean: The mean of the output of a function or of the gains of a normalizer, or the root mean square of the
-            output that belongs to a part of the targets.
+        mean: The mean of the output of a function or of the gains of a normalizer, or what is read over its deviation.
     """
 
     kind: str

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from normfree.diagnostics.graph_nodes import nodes_read
 from normfree.diagnostics.moments import MomentStore, adds_constant, channels_after, concatenate, variations
 from normfree.diagnostics.signals import NUMBERS, Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
@@ -56,6 +57,7 @@ class SumObserver(Observer):
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._variations: dict[str, Tensor] = {}
         self._normalized: set[str] = set()
+        self._nodes: dict[str, Any] = {}  # the functions that made what is measured
         self._without_gradient: list[Branch] = []
         self._trained = _trained_modules(modules)
         self._latest_layer: list[tuple[Branch, Tensor]] = []
@@ -74,6 +76,7 @@ class SumObserver(Observer):
                 yield
         finally:
             self.moments.recent.clear()  # tensors hold hooks, which hold this
+            self._nodes.clear()
             self._hooked_parts.clear()
             self._latest_layer.clear()
             self.remove_hooks()
@@ -225,6 +228,7 @@ class SumObserver(Observer):
         if part == "sum":
             self._shapes[branch.name] = tuple(tensor.shape)
             self._variations[branch.name] = variations(tensor)
+            self._nodes[branch.name] = tensor.grad_fn
         last = self.modules.get(branch.ends[-1].name) if branch.layers else None
         channels = channels_after(last, tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
@@ -290,6 +294,7 @@ class SumObserver(Observer):
                 )
             self._points.remove(b)
             self.plan = replace(self.plan, branches=tuple(self._points))
+        self._reads = {} if self.plan.branches else nodes_read({b.name: self._nodes[b.name] for b in self._points})
         if not self._points:
             raise ValueError(
                 "expected a network with residual sums or weight layers that are modules, got a forward pass through "
@@ -320,6 +325,7 @@ class SumObserver(Observer):
                 learns=b.name in alive or not b.layers or not self.plan.branches,
                 around=None if b.around is None else self._labels.get(b.around),
                 layer=not self.plan.branches,
+                reads=tuple(self._labels[name] for name in self._reads.get(b.name, ())),
                 shape=self._shapes[b.name],
                 normalized=b.name in self._normalized,
                 variation=over_samples,

@@ -158,9 +158,11 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
         if s.name != first and not (s.name in scores and 0 < s.gradient_level < math.inf)
     ]
     gated = {f.place for f in signal.by_kind["gate"]}
-    kind: dict[str, Any] = {"plain": signal.plain, "normalized": signal.normalized, "gated": gated}
-    forward = judge_direction([p for p in points if p.name != first], **kind)
-    backward = judge_direction(back_points, backward=True, **kind)
+    # While all branches return zero, the layers on the shortcuts are a network without sums.
+    plain = signal.plain or not any(s.branch.norm for s in signal.sums)
+    kind: dict[str, Any] = {"plain": plain, "normalized": signal.normalized, "gated": gated}
+    forward = _judge_series([p for p in points if p.name != first], signal.sums, **kind)
+    backward = _judge_series(back_points, signal.sums, backward=True, **kind)
     dead = tuple(s for s in reached if s.sum_gradient.norm > 0 and not s.learns)
     local = _local_faults(signal, forward, backward, dead, late)
     outliers = () if dead or forward.broken_at or backward.broken_at or signal.unmeasured else find_outliers(signal)
@@ -201,6 +203,31 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     return Verdict(status, forward, backward, names, sentence, advice, outliers, tuple(findings))
 
 
+def _judge_series(points: Sequence[DepthPoint], sums: Sequence[SumSignal], **kind: Any) -> Direction:
+    """Judge one direction; a change between layers that stand side by side counts only if a series shows it, too.
+
+    Each layer of a series reads the one before; of several the one with the largest signal, or gradient, counts.
+    """
+    found = judge_direction(points, **kind)
+    if found.status in HARMLESS or found.broken_at or not any(s.reads for s in sums):
+        return found
+    size = {p.name: p.value for p in points}
+    way = sums[::-1] if kind.get("backward") else sums
+    series: dict[str, list[str]] = {}
+    for s in way:
+        sources = [t.name for t in sums if s.name in t.reads] if kind.get("backward") else s.reads
+        before = max((n for n in sources if n in series), key=lambda n: size.get(n, 0.0), default="")
+        series[s.name] = [*series.get(before, ()), s.name]
+    alone: dict[str, Direction] = {}
+    for name in reversed(series):
+        if name not in alone:
+            judged = judge_direction([p for p in points if p.name in series[name]], **kind)
+            if judged.status not in (*HARMLESS, "not measured"):
+                return found
+            alone |= dict.fromkeys(series[name], judged)
+    return next(iter(alone.values()))
+
+
 def _local_faults(
     signal: Signal, forward: Direction, backward: Direction, dead: Sequence[SumSignal], late: set[str]
 ) -> tuple[Finding, ...]:
@@ -233,13 +260,9 @@ def _local_faults(
         found += module_rules.saturated_functions(signal, gates=True)
         found += module_rules.saturated_functions(signal, gates=False) if backward.status in HARMLESS else ()
     found += module_rules.dead_units(signal) if forward.status != "exploding" else ()
-    found += rules.faults_of_the_stem(signal)
     if forward.status in HARMLESS:
         found += deep_post_norm(signal)
-    found = found or [
-        *module_rules.unusual_activation(signal),
-        *rules.constant_targets(signal),
-    ]
+    found = found or list(rules.constant_targets(signal))
     places = {f.place for f in found}  # a bias may make a layer dead, which says more
     drowned = [f for f in rules.drowned_samples(signal) if f.place not in places]
     return (*found, *(f for f in drowned if forward.status != "exploding" or f.place == forward.worst))
@@ -296,8 +319,10 @@ def _side_outputs(signal: Signal) -> list[str]:
 
 
 def _meant_to_rest(signal: Signal) -> list[str]:
-    """The sums without a gradient whose layers are all frozen, or hold an unused one at the end of a list."""
+    """The sums without a gradient whose layers are all frozen, or learn by other ways, or hold the last of a list."""
     resting = set(signal.frozen_layers)
+    called = Counter(layer.name for b in signal.plan.branches for layer in b.layers)
+    resting |= {layer.name for layer in signal.layers if layer.gradient_norm > 0 and called[layer.name] == 1}
     last = {name for name in signal.unused if module_rules.is_last_of_list(name, signal)}
     layers = [{layer.name for layer in b.layers} for b in signal.plan.branches]
     if signal.plain:
