@@ -84,7 +84,7 @@ def test_growth_of_a_plain_network_is_judged_at_its_layers(
         (lambda m: changed(m, "4.weight", lambda w: w[1::2].copy_(w[::2])), "equal filters", "4"),
         (lambda m: changed(m, "38.bias", lambda b: b[3].fill_(50)), "classifier bias", "38"),
         (lambda m: changed(m, "38.weight", lambda w: w.mul_(1000)), "classifier scale", "38"),
-        (lambda m: changed(m, "0.weight", lambda w: w.mul_(1000)), "layer too large", "0"),
+        (lambda m: changed(m, "0.weight", lambda w: w.mul_(1000)), "stem scale", "0"),
         (lambda m: m.half(), "", ""),
         (lambda m: changed(m, "6.weight", lambda w: w[0, 0].fill_(math.nan)), "weight not finite", "6.weight"),
     ],
@@ -251,6 +251,7 @@ def test_sound_network_has_no_finding(make: Callable[[], nn.Module]) -> None:
         (lambda: changed(Blocks(), "head.weight", lambda w: w.mul_(1000)), "classifier scale", "head"),
         (lambda: changed(Blocks(), "head.bias", lambda b: b[2].fill_(50)), "classifier bias", "head"),
         (lambda: changed(Blocks(), "blocks.4.first.weight", lambda w: w.fill_(0.1)), "equal filters", "blocks.4.first"),
+        (lambda: changed(Blocks(), "stem.weight", lambda w: w.mul_(1000)), "stem scale", "stem"),
     ],
 )
 def test_fault_of_a_block_is_named_by_its_module(make: Callable[[], nn.Module], cause: str, place: str) -> None:

@@ -357,6 +357,28 @@ def test_block_that_is_called_several_times_is_named_by_its_module() -> None:
     assert judged(Shared(0.1)).findings == ()
 
 
+class Activated(nn.Module):
+    """Blocks with an activation between two layers, but for one."""
+
+    def __init__(self, forgotten: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+        self.last = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+        self.head, self.forgotten = nn.Linear(32, 10), forgotten
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, (first, last) in enumerate(zip(self.first, self.last, strict=True)):
+            y = first(x)
+            x = x + 0.5 * last(y if i == self.forgotten else y.relu())
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_forgotten_activation_is_named() -> None:
+    assert causes(judged(Activated(4)))[0] == ("forgotten activation", "last.4")
+    assert judged(Activated(-1)).findings == ()
+
+
 class Skipless(nn.Module):
     """Branches in two lists that a loop adds, but for one."""
 

@@ -66,9 +66,15 @@ module repeated | faulty | a list holds the same module several times
   {names} {verb} the same module, with the same weights
   look at {names}: the list holds one module several times, so that its weights are shared (tied) by mistake; make a new
   one for each place, not [block] * n
+weights tied | faulty | two layers share a weight, which most layers like them do not
+  {names} share the same weight
+  look at {names}: they are tied to the same parameter, unlike other layers of this name; give each its own
 normalizer in evaluation mode | faulty | one normalizer is, while most like it are in training mode
   {names} {verb} in evaluation mode, unlike other normalizers
   look at {names}: it uses its running statistics, not those of the batch; call train() on it, or eval() on all of them
+unusual activation | faulty | one activation inside a list is of another class than all others
+  {place} is {kind}, where {others} others are {usual}
+  look at {place}: its activation is {kind}, unlike the {usual} of the other layers
 samples mixed | faulty | one sample changes the output of another one in evaluation mode
   the output of a sample depends on the other samples of the batch
   look {spot}: one sample of the batch changes the output of another one there, as by a mean or softmax over the batch,
@@ -146,6 +152,10 @@ unused module | faulty | no part in the output although modules like it have one
 no activation | faulty | no function of the graph is nonlinear, as behind a leaky ReLU with a slope of 1
   no activation stands between the layers, so that the network is linear
   put an activation between the layers, from {first} on: without any the network is linear{also}
+forgotten activation | faulty | a layer of one branch reads none, the same layer of most similar branches does
+  {names} reads no activation, unlike the same layer of {others} other blocks
+  look at {names}: put the activation before it, as in the other blocks; without it, two layers in a row are one linear
+  map
 epsilon too large | vanishing | above 1,000 times the variance, and above 1e-3 or no normalizer follows
   the variance at {place} is {variance}, and its epsilon {eps}
   look at {names}: the epsilon (eps) is far above the variance, so that the normalizer makes the signal small instead of
@@ -245,6 +255,9 @@ half precision underflow | vanishing | the gradient is exactly zero from there o
 gradient not finite | exploding | a function gets a finite gradient and returns another
   -
   look {spot}: {function} has no finite derivative there, as sqrt at 0; add a small number inside it
+stem scale | exploding | the second moment grows 1,000-fold, or falls to 1e-6
+  the stem multiplies the input by {size}
+  look at {names}: the weights of the stem are too {large}
 {block} too {large} | exploding | tenfold different from similar ones; a smaller difference is an outlier: "growing, \
 except blocks.6"
   {text}

@@ -1,4 +1,4 @@
-"""The rules for modules, their weights and functions: zero, equal, frozen, unused, saturated or unlike others.
+"""The rules for modules, their weights and functions: zero, equal, frozen, tied, unused, saturated or unlike others.
 
 `rules.py` has the rules for the signal. The functions are pure, and each limit stands above its rule with its reason.
 Unless stated otherwise a limit is a ratio of variances or of second moments, not of standard deviations.
@@ -7,15 +7,17 @@ Unless stated otherwise a limit is a ratio of variances or of second moments, no
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 from normfree.diagnostics.findings import FINDINGS, Finding, finding
 from normfree.diagnostics.growth import LARGE, NOTICEABLE, SHUT_GATE
 from normfree.diagnostics.signals import CONSTANT, INPUT_LARGE, NUMBERS, SURE, Fact, LayerSignal, ModuleFact, Signal
+from normfree.plan import Branch
 from normfree.report.tables import shorten_names
 
 SIMILAR = 4  # number of similar blocks that tell what is usual
@@ -132,7 +134,7 @@ def nothing_learns(signal: Signal) -> Iterator[Finding]:
 
 
 def unlike_modules(signal: Signal) -> Iterator[Finding]:
-    """Modules that are repeated by mistake, and single ones that differ from all others like them."""
+    """Modules that are repeated or tied by mistake, and single ones that differ from all others like them."""
     if again := [f for f in signal.modules if f.role == "list"]:
         names = list(dict.fromkeys(name for f in again for name in (f.same_as, f.name)))
         yield finding("module repeated", names[0], names=names, verb="are")
@@ -141,11 +143,29 @@ def unlike_modules(signal: Signal) -> Iterator[Finding]:
     alike: defaultdict[tuple[str, str], list[ModuleFact]] = defaultdict(list)
     for f in signal.modules:
         alike[NUMBERS.sub("", f.name), f.role].append(f)
-    for (_, role), facts in alike.items():
+    for (pattern, role), facts in alike.items():
+        tied = [f for f in facts if role == "layer" and f.same_as and NUMBERS.sub("", f.same_as) == pattern]
+        if tied and len(facts) > SIMILAR and len(facts) - 2 * len(tied) >= len(facts) / 2:
+            yield finding("weights tied", tied[0].name, names=[tied[0].same_as, *(f.name for f in tied)])
         still = [f.name for f in facts if role == "normalizer" and not f.training]
         if still and len(facts) > SIMILAR and len(still) <= (1 - MOST) * len(facts):
             verb = "are" if len(still) > 1 else "is"
             yield finding("normalizer in evaluation mode", still[0], names=still, verb=verb)
+
+
+def unusual_activation(signal: Signal) -> Iterator[Finding]:
+    """One activation inside of a list that is of another class than all others."""
+    alike: defaultdict[str, list[ModuleFact]] = defaultdict(list)
+    for f in signal.modules:
+        if f.role == "activation":
+            alike[NUMBERS.sub("", f.name)].append(f)
+    for facts in alike.values():
+        kinds = Counter(f.kind for f in facts)
+        odd = [f for f in facts[1:-1] if kinds[f.kind] == 1]
+        if len(kinds) == 2 and len(facts) > SIMILAR and odd:
+            usual, others = kinds.most_common(1)[0]
+            yield finding("unusual activation", odd[0].name, kind=odd[0].kind, others=others, usual=usual)
+            return
 
 
 def forgotten_skips(signal: Signal) -> Iterator[Finding]:
@@ -245,6 +265,53 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
         linear = [f.name for f in signal.modules if f.role == "activation"]
         place = linear[0] if linear else ""  # as a leaky ReLU of slope 1
         yield finding("no activation", place, first=layers[0].name, also=f"; look at {place}" if place else "")
+    # In a chain of layers of one size, but not at the code of an autoencoder, whose size differs.
+    chain = [layer for layer in signal.plan.body if not layer.gate]
+    units = {layer.name: layer.units for layer in signal.layers}
+    patterns = Counter(NUMBERS.sub("", layer.name) for layer in chain if layer.activated_in)
+    without = [
+        b.name
+        for a, b in pairwise(chain)
+        if not b.activated_in
+        and units.get(a.name) == units.get(b.name)
+        and patterns[NUMBERS.sub("", b.name)] >= SIMILAR
+        and NUMBERS.sub("", a.name) == NUMBERS.sub("", b.name)
+    ]
+    active_in = patterns.total()
+    simple = not signal.plan.branches and not recurrent and not any(layer.gate for layer in signal.plan.body)
+    if simple and len(without) == 1 and active_in >= max(SIMILAR, len(chain) - 2):
+        yield finding("forgotten activation", without[0], names=without, others=active_in)
+    alike: defaultdict[object, list[Branch]] = defaultdict(list)
+    for b in signal.plan.branches:
+        alike[NUMBERS.sub("", b.name), tuple(NUMBERS.sub("", layer.name) for layer in b.layers), b.depth].append(b)
+    for branches in alike.values():
+        # The first block of a list reads what stands before the list.
+        first = {branches[0].name, *(b.name for b in branches if re.search(r"\b0\b", b.name))}
+        entries = {layer.name for b in branches if b.name in first for layer in b.entries}
+        for every in zip(*(b.layers for b in branches), strict=True):
+            same = [layer for layer in every if layer.name not in entries]
+            without = [layer.name for layer in same if not layer.activated_in]
+            others = len(same) - len(without)
+            if without and len(every) >= SIMILAR and others >= MOST * len(same):
+                yield finding("forgotten activation", without[0], names=without, others=others)
+                return
+
+
+STEM_LARGE = LARGE  # second moment after the stem over that of what it reads; sound stems have 0.05 to 5
+STEM_SMALL = 1e-6  # the same; embeddings and patches drawn with a deviation of 0.02 have 1e-4
+
+
+def faults_of_the_stem(signal: Signal) -> Iterator[Finding]:
+    """A stem that scales what it reads far up or down."""
+    stem = [layer.name or "(model)" for layer in signal.plan.stem]
+    size = next((f.value for f in signal.by_kind["read"] if f.place in stem), signal.inputs.size)
+    if not stem or not signal.sums or math.isnan(size) or not size:
+        return
+    first = signal.sums[0]
+    gain = (first.sum if first.layer else first.shortcut).power / size**2
+    if gain >= STEM_LARGE or 0 < gain <= STEM_SMALL:
+        large, status = ("large", "exploding") if gain > 1 else ("small", "vanishing")
+        yield finding("stem scale", stem[0], status, size=math.sqrt(gain), names=stem, large=large)  # type: ignore[arg-type]
 
 
 DEAD_SHARE = 0.8  # of units without a gradient; on samples that are nearly alike, half of all ReLUs are off

@@ -260,9 +260,10 @@ def _local_faults(
         found += module_rules.saturated_functions(signal, gates=True)
         found += module_rules.saturated_functions(signal, gates=False) if backward.status in HARMLESS else ()
     found += module_rules.dead_units(signal) if forward.status != "exploding" else ()
+    found += module_rules.faults_of_the_stem(signal)
     if forward.status in HARMLESS:
         found += deep_post_norm(signal)
-    found = found or list(rules.constant_targets(signal))
+    found = found or [*module_rules.unusual_activation(signal), *rules.constant_targets(signal)]
     places = {f.place for f in found}  # a bias may make a layer dead, which says more
     drowned = [f for f in rules.drowned_samples(signal) if f.place not in places]
     return (*found, *(f for f in drowned if forward.status != "exploding" or f.place == forward.worst))
