@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, permutations
@@ -63,7 +64,7 @@ class Inspection:
         uncalled: The experts that the example does not reach.
         rectified: The layers whose output a ReLU reads.
         data_size: The largest root mean square of a tensor of the example that a first layer or normalizer reads.
-        trains_without_values: Whether the model runs in training mode on tensors without values.
+        has_training_code: Whether a module with parameters runs other functions in training mode, as far as is known.
         standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
             extends, or None if that returns another shape.
     """
@@ -87,7 +88,7 @@ class Inspection:
     uncalled: Sequence[str] = ()
     rectified: Collection[str] = ()
     data_size: float = 0.0
-    trains_without_values: bool = False
+    has_training_code: bool = False
     norm_like: dict[str, str] = field(default_factory=dict)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
 
@@ -245,7 +246,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         functional_norms=[
             call for call in dict.fromkeys(chain(*(f.normalizing for f in flows))) if call[0] not in norms
         ],
-        trains_without_values=training is not None,
+        has_training_code=training is not None and _has_training_code(model, flow, training),
         inline_norms=[home for home in inline if home not in norms],
         unaccounted=unaccounted(model, plan),
         parameters=sum(p.numel() for p in model.parameters()),
@@ -257,6 +258,13 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         rectified={w.module for n in flow.nodes for w in n.weights if any(u.function in RECTIFIERS for u in n.users)},
         data_size=_data_size(flow, norms, example),
     )
+
+
+def _has_training_code(model: nn.Module, flow: Flow, training: Flow) -> bool:
+    """Whether a module with parameters runs other functions in training mode; a dropout has none."""
+    run, trained = (Counter((node.home, node.function) for node in each.nodes) for each in (flow, training))
+    homes = {home for home, _ in (run - trained) + (trained - run)}
+    return any(next(model.get_submodule(home).parameters(), None) is not None for home in homes)
 
 
 def _data_size(flow: Flow, norms: Container[str], example: Any) -> float:

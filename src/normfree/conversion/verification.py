@@ -88,8 +88,8 @@ class Verification:
     ) -> list[str]:
         """Compare the scale of the outputs, how much they differ between samples, the first loss, and what learns.
 
-        The converted model must run in training mode. It then runs forward and, if nothing is wrong so far, backward.
-        Its zeros get small random values.
+        If it has code for training mode, that must run. The model then runs forward and, if nothing is wrong so far,
+        backward. Its zeros get small random values.
         A baseline, such as 'xavier', is not refused.
 
         Args:
@@ -108,7 +108,7 @@ class Verification:
         Raises:
             MethodError: With the reasons, if the converted model differs too much.
         """
-        if self._inspection.trains_without_values:
+        if self._inspection.has_training_code:
             self.passes.require_training()
         plan, growth = self._inspection.plan, expected_growth(self._inspection.plan, values)
         norm_free = method.kind == "norm-free"
