@@ -238,12 +238,12 @@ def equalized_convolutions_without_root(broken: bool = True, batch: int = 0) -> 
 
 
 class Flattened(nn.Module):
-    """A linear layer of whatever size the features have; it can be made anew in each pass."""
+    """A linear layer for features of any size; `at_each_pass` makes a new one in every forward pass."""
 
-    def __init__(self, before: int, after: int, anew: bool) -> None:
+    def __init__(self, before: int, after: int, at_each_pass: bool) -> None:
         super().__init__()
         self.after = after
-        self.layer = None if anew else nn.Linear(before, after)
+        self.layer = None if at_each_pass else nn.Linear(before, after)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)

@@ -222,7 +222,7 @@ def positions_under_softmax() -> Case:
 
 @sound(OWN)
 def pixels_mostly_without_label() -> Case:
-    """Return a network for segmentation that is told one pixel in ten; the others have the label 255."""
+    """Return a network for segmentation with labels for one pixel in ten; the others have the label 255."""
     model = nn.Sequential(
         nn.Conv2d(3, 24, 3, padding=1), nn.GroupNorm(4, 24), nn.SiLU(), nn.Conv2d(24, 24, 3, padding=2, dilation=2),
         nn.GroupNorm(4, 24), nn.SiLU(), nn.Conv2d(24, 4, 1),
