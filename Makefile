@@ -51,7 +51,7 @@ $(STAMP): pyproject.toml constraints-dev.txt
 FORCE:
 
 .PHONY: demo
-demo: $(STAMP) ## show on one page what trains without normalization (2 minutes)
+demo: $(STAMP) ## show on one page what trains without normalization (1½ minutes)
 	@$(PY) -m normfree demo --out demo
 
 .PHONY: claims
