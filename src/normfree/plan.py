@@ -232,7 +232,7 @@ class ResidualPlan:
         if not self.branches:
             raise ValueError(
                 "expected a network with residual sums, got none: its layers follow one another, concatenate, are "
-                "gated, or are added by operations other than + and - (lerp, addcmul, stack); write sums as x + f(x)"
+                "gated, or are added by operations other than + and - (lerp, stack); write sums as x + f(x)"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ResidualPlan:

@@ -69,6 +69,46 @@ def test_only_factors_of_the_branch_output_are_layer_scales(block: type[nn.Modul
     assert noted == ["layer scales were set to 1, because the method scales the branches: '1.gamma', '2.gamma'"]
 
 
+SPELLINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "product": lambda x, f, g: x + f * g,
+    "division": lambda x, f, g: x + f / (1 / g),
+    "einsum": lambda x, f, g: x + torch.einsum("btd,d->btd", f, g),
+    "diagonal matrix": lambda x, f, g: x + f @ torch.diag(g),
+    "linear": lambda x, f, g: x + F.linear(f, g.diag()),
+    "convolution": lambda x, f, g: x + F.conv1d(f.mT, g[:, None, None], groups=D).mT,
+    "addcmul": lambda x, f, g: torch.addcmul(x, g, f),
+    "addcmul in place": lambda x, f, g: x.clone().addcmul_(f, g, value=0.5),
+    "addcdiv": lambda x, f, g: torch.addcdiv(x, f, 1 / g),
+    "rsub": lambda x, f, g: torch.rsub(f * g, x),
+}
+
+
+class Spelled(nn.Module):
+    """x + g · f(x) with a layer scale g, and a vector that is none: the kernel of a convolution over the tokens."""
+
+    def __init__(self, spelling: str) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = nn.LayerNorm(D), nn.Linear(D, D), nn.Linear(D, D)
+        self.gamma, self.kernel = nn.Parameter(torch.full((D,), 1e-5)), nn.Parameter(torch.randn(3))
+        self.add = SPELLINGS[spelling]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.conv1d(self.norm(x).mT, self.kernel.expand(D, 1, 3), padding=1, groups=D).mT
+        return self.add(x, self.last(F.gelu(self.first(h))), self.gamma)
+
+
+@pytest.mark.parametrize("method", ["fixup", "nf"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_layer_scale_is_found_however_it_is_written(spelling: str, method: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, D), Spelled(spelling), Spelled(spelling), nn.Flatten(), nn.Linear(5 * D, 4))
+    converted, plan = nf.convert(model, method, TOKENS)
+    assert [branch.scales for branch in plan.branches] == [("1.gamma",), ("2.gamma",)]
+    assert [branch.shortcut for branch in plan.branches] == ["identity", "identity"]
+    assert (converted.get_parameter("1.gamma") == 1).all()
+    assert torch.equal(converted.get_parameter("1.kernel"), model.get_parameter("1.kernel"))
+
+
 class Alphas(nn.Module):
     """ReZero with the multipliers of all blocks in one vector."""
 

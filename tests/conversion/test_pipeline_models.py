@@ -159,24 +159,22 @@ def test_two_images_are_converted_or_refused_in_fifteen_forward_passes(name: str
 
 @pytest.mark.slow
 @COSTS
-def test_two_images_are_converted_or_refused_in_the_time_of_their_passes(name: str, method: str, refused: bool) -> None:
-    """A forward pass is that of the original in training mode; all run on one thread, in one run.
+def test_conversion_or_refusal_takes_at_most_the_time_of_fifteen_passes(name: str, method: str, refused: bool) -> None:
+    """A forward pass is that of the original in training mode, on eight images; all run on one thread, in one run.
 
-    A conversion also copies the weights. With the 133 million of VGG-11 that takes longer than all passes together
-    where the system is slow to hand out memory, so that copies of the weights are taken off its time.
+    The time that does not depend on the size of the example, up to a second, counts more on smaller ones.
     """
     torch.manual_seed(0)
-    model, x = create_model(name).train(), torch.randn(2, 3, 128, 128)
+    model, x = create_model(name).train(), torch.randn(8, 3, 224, 224)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         assert converts(model, method, x) is not refused
-        forward = seconds(lambda: model(x), 7)
-        copied = seconds(lambda: copy.deepcopy(model), 5) if name.endswith("vgg11_bn") else 0.0
-        cost = seconds(lambda: converts(model, method, x), 5)
+        forward = seconds(lambda: model(x), 3)
+        cost = seconds(lambda: converts(model, method, x), 3)
     finally:
         torch.set_num_threads(threads)
-    assert cost - 3 * copied < 15 * forward
+    assert cost < 15 * forward
 
 
 @pytest.mark.slow
@@ -229,8 +227,6 @@ _LAGS = pytest.mark.xfail(reason="Fixup learns more slowly than batch norm in th
 @pytest.mark.parametrize("method", [pytest.param("fixup", marks=_LAGS), "nf"])
 def test_converted_resnet_learns_images_as_with_batch_norm(method: str) -> None:
     """A small ResNet of torchvision's blocks, 300 steps on the embedded images: within 3 points of the original."""
-    import copy
-
     from torch import nn
     from torchvision.models.resnet import BasicBlock
 

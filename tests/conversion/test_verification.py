@@ -451,21 +451,27 @@ def test_signal_that_leaves_torch_is_refused() -> None:
 
 
 class ByFunction(Block):
-    how = "addcmul"
+    how = "sum"
 
     def forward(self, x: Tensor) -> Tensor:
         f = self.branch(x)
         match self.how:
-            case "addcmul":
-                return torch.addcmul(x, torch.ones(D), f)
             case "lerp":
                 return torch.lerp(x, f, 0.5)
             case "index_add":
                 return x.index_add(0, torch.arange(len(x)), f)
+            case "scatter_add":
+                return x.scatter_add(0, torch.arange(len(x))[:, None].expand_as(x), f)
+            case "einsum":
+                return torch.einsum("kbd,k->bd", torch.stack([x, f]), torch.ones(2))
+            case "matmul":
+                return (torch.ones(1, 2) @ torch.stack([x.flatten(), f.flatten()])).view_as(x)
+            case "mean":
+                return 2 * torch.cat([x[..., None], f[..., None]], -1).mean(-1)
         return torch.stack([x, f]).sum(0)
 
 
-@pytest.mark.parametrize("how", ["addcmul", "lerp", "index_add", "sum"])
+@pytest.mark.parametrize("how", ["lerp", "index_add", "scatter_add", "einsum", "matmul", "mean", "sum"])
 def test_sum_that_is_not_followed_is_refused(how: str) -> None:
     with pytest.raises(ValueError, match=rf"'1' adds a branch by {how}, which is not followed; write x \+ f\(x\)"):
         nf.convert(sequential(type("Other", (ByFunction,), {"how": how})), "nf", X)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from normfree.conversion.message_text import quoted
-from normfree.graph.flow import tensors_of
+from normfree.graph.observer import tensors_of
 from normfree.graph.recorder import DIFFERENTIATES, differentiates
 from normfree.nn.model_state import (
     eval_pass,

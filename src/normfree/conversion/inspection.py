@@ -15,8 +15,8 @@ from torch import nn
 from normfree.conversion.message_text import listed, quoted
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
-from normfree.graph.flow import Flow, Node, tensors_of
-from normfree.graph.observer import ATTENTION, DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS
+from normfree.graph.flow import Flow, Node
+from normfree.graph.observer import ATTENTION, DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS, tensors_of
 from normfree.graph.recorder import record, record_training
 from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.nn.model_state import (
@@ -34,7 +34,7 @@ _RAW_DATA_SIZE, _USUAL_DATA_SIZE = 30.0, 3.0  # the root mean square of data; st
 _POWERS = frozenset({"pow", "pow_", "__pow__", "__ipow__", "square", "square_"})
 NO_SUMS = (
     "no residual sum was found: the model is sequential, concatenates or gates its layers, adds parallel layers that "
-    "form one (re-parametrizable blocks), or adds by functions other than + and - (lerp, addcmul, stack)"
+    "form one (re-parametrizable blocks), or adds by functions other than + and - (lerp, stack)"
 )
 
 

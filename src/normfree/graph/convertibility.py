@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from normfree.arguments import check_arguments
 from normfree.errors import unknown_name
 from normfree.graph.flow import Flow, Node
-from normfree.graph.observer import ADDITIONS, MATRIX_PRODUCTS, OTHER_SUMS, RECURRENT, REDUCTIONS, VIEWS
+from normfree.graph.observer import ADDITIONS, JOINS, MATRIX_PRODUCTS, OTHER_SUMS, RECURRENT, REDUCTIONS, VIEWS
 from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.methods import Method
 from normfree.methods.method import ONE, short_spec
@@ -132,8 +133,13 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
 
 def _adds_by_unsupported_function(node: Node) -> bool:
     """Whether a node adds a branch with layers to the branch's own input, by a function other than + and -."""
-    if node.function in REDUCTIONS and len(node.inputs) == 1 and node.inputs[0].function == "stack":
-        operands = node.inputs[0].inputs
+    joined = node.inputs[0] if len(node.inputs) == 1 and node.kind == "other" else node
+    while joined.kind == "scaling" and len(joined.inputs) == 1:
+        joined = joined.inputs[0]
+    if joined.function in JOINS and node.function in REDUCTIONS | MATRIX_PRODUCTS:
+        operands = joined.inputs
+        if any(prod(operand.shape) != prod(node.shape) for operand in operands):
+            return False
     elif node.function in OTHER_SUMS and node.first_operand is not None:
         operands = (node.first_operand, *(n for n in node.inputs if n is not node.first_operand))
     else:

@@ -1,61 +1,29 @@
-"""The flow of a signal through a model: one node for every step, linked to the nodes it reads.
-
-Parameters are followed by identity until they meet the signal, so that weights used through functions are found too.
-"""
+"""The flow of a signal through a model: one node for every step, linked to the nodes it reads."""
 
 from __future__ import annotations
 
-import string
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
-from torch.distributions import Distribution
-from torch.nn import Module
-from torch.utils._pytree import tree_leaves
 
 from normfree.graph.observer import (
-    BESIDE,
     BOUNDED,
     DIVISIONS,
     GATES,
-    JOINS,
-    MATRIX_PRODUCTS,
     POINTWISE,
     REDUCTIONS,
-    TRANSPOSED_CONVOLUTIONS,
     TRANSPOSITIONS,
     NodeKind,
+    tensors_of,
 )
+from normfree.graph.weight_uses import Weight, WeightUses
 
 _REDUCTIONS = REDUCTIONS | {"logsumexp", "prod", "norm", "vector_norm", "linalg_norm", "einsum"}
 _NORMALIZATIONS = frozenset({"normalize", "cosine_similarity"})
-
-Use = Literal["weight", "embedding", "joined", "beside", "unknown"]
-"""How a parameter meets the signal: as a weight, a lookup table, a part of the signal, elementwise, or unknown."""
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A parameter that multiplies the signal.
-
-    Attributes:
-        module: The module that holds it.
-        parameter: Its attribute there.
-        transposed: Whether it is stored as (in, out).
-        parts: The number of equal matrices in it.
-        convolution: Whether channels are the second dimension of the output, and not the last.
-    """
-
-    module: str
-    parameter: str = "weight"
-    transposed: bool = False
-    parts: int = 1
-    convolution: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
@@ -221,118 +189,11 @@ class Flow:
         self.weights.release_tensors()
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """The parameters that a tensor was made from, and whether they were transposed on the way."""
-
-    paths: tuple[str, ...]
-    transposed: bool = False
-
-
-class WeightUses:
-    """Follows every parameter, and tensors computed from it, until they meet the signal.
-
-    `uses` maps each parameter of two or more dimensions that met the signal to its uses. A vector or number is followed
-    because it may be a layer scale.
-    """
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self._origins = {id(p): _Origin((path,)) for path, p in parameters.items() if p.dim() >= 2}
-        self._scales = {id(p): path for path, p in parameters.items() if p.numel() == max(p.shape, default=1)}
-        self._alive: list[object] = list(parameters.values())  # an id is only good as long as its tensor lives
-        self.uses: defaultdict[str, set[Use]] = defaultdict(set)
-
-    def release_tensors(self) -> None:
-        """Drop the tensors once the recording is done."""
-        self._origins.clear()
-        self._scales.clear()
-        self._alive.clear()
-
-    def is_made_from_parameters(self, tensor: object) -> bool:
-        """Whether a tensor is a parameter of two or more dimensions, or was made from such parameters alone."""
-        return id(tensor) in self._origins
-
-    def scale_of(self, tensors: Iterable[object]) -> str:
-        """The vector or number among these tensors that is a parameter or was made from one; '' if there is none."""
-        return next((self._scales[id(t)] for t in tensors if id(t) in self._scales), "")
-
-    def use(self, tensors: Iterable[object], use: Use) -> None:
-        """Note how parameters, or tensors made from them, are used."""
-        for origin in filter(None, (self._origins.get(id(t)) for t in tensors)):
-            for path in origin.paths:
-                self.uses[path].add(use)
-
-    def derive(self, name: str, operands: Sequence[Tensor], out: Any) -> None:
-        """Follow the result of a function of parameters alone."""
-        path = self.scale_of(operands)
-        for tensor in tensors_of(out) if path else ():
-            self._scales.setdefault(id(tensor), path)
-            self._alive.append(tensor)
-        origins = [self._origins[id(t)] for t in operands if id(t) in self._origins]
-        if not origins:
-            return
-        paths = tuple(dict.fromkeys(path for origin in origins for path in origin.paths))
-        turned = origins[0].transposed ^ (name in TRANSPOSITIONS)
-        for tensor in tensors_of(out):
-            if id(tensor) not in self._origins:
-                self._origins[id(tensor)] = _Origin(paths, turned)
-                self._alive.append(tensor)
-
-    def meet(self, name: str, args: tuple[Any, ...], operands: Sequence[Tensor]) -> tuple[Weight, ...]:
-        """The weights in a function of the signal and parameters; other uses of parameters are noted."""
-        held = [t for t in operands if id(t) in self._origins]
-        if name not in MATRIX_PRODUCTS:
-            beside: Use = "joined" if name in JOINS else "beside" if name in BESIDE else "unknown"
-            self.use(held, "embedding" if name.startswith("embedding") else beside)
-            return ()
-        self.use(held, "weight")
-        return tuple(
-            _weight(path, _stored_transposed(name, args, operands, t, self._origins[id(t)].transposed), name)
-            for t in held
-            for path in self._origins[id(t)].paths
-        )
-
-
 def _depends_on(norm: Node, signal: Node) -> bool:
     """Whether a value is made from a signal, or from the signal's own input, by steps with one input."""
     while len(norm.inputs) == 1 and norm is not signal and norm.kind != "weight":
         norm = norm.inputs[0]
     return norm is signal or norm in signal.inputs
-
-
-def _weight(path: str, transposed: bool, function: str) -> Weight:
-    """The weight whose parameter has this qualified name."""
-    module, _, parameter = path.rpartition(".")
-    return Weight(module, parameter, transposed, convolution=function.startswith("conv"))
-
-
-def _stored_transposed(
-    name: str, args: tuple[Any, ...], operands: Sequence[Tensor], weight: Tensor, turned: bool
-) -> bool:
-    """Whether the parameter that `weight` was made from is stored as (in, out).
-
-    `turned` says whether it was transposed before use.
-    """
-    if name in TRANSPOSED_CONVOLUTIONS:
-        return True
-    if name == "einsum" and isinstance(args[0], str):
-        return _contracts_first(args[0], next(i for i, t in enumerate(operands) if t is weight)) ^ turned
-    if "matmul" in name or "mm" in name or name == "mv":
-        others = [i for i, t in enumerate(operands) if t is not weight and t.dim() >= 2]
-        after = bool(others) and min(others) < next(i for i, t in enumerate(operands) if t is weight)
-        return after ^ turned ^ (name == "__rmatmul__")
-    return turned
-
-
-def _contracts_first(equation: str, operand: int) -> bool:
-    """Whether `einsum` sums over the first dimension of an operand.
-
-    >>> _contracts_first("bnd,de->bne", 1), _contracts_first("bnd,ed->bne", 1)
-    (True, False)
-    """
-    inputs, _, output = equation.partition("->")
-    letters = [c for c in inputs.split(",")[operand] if c in string.ascii_letters]
-    return bool(letters) and letters[0] not in output
 
 
 def self_gated(factors: Sequence[Node]) -> list[Node]:
@@ -367,25 +228,6 @@ def _unscaled(node: Node) -> Node:
     while node.kind == "scaling":
         node = node.inputs[0]
     return node
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """The tensors in a tree of arguments or results, also in dataclasses, distributions and attributes of objects."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return []
-    if type(tree) in (tuple, list, dict):  # much faster than `tree_leaves`, and nearly all trees are of this kind
-        return [tensor for part in (tree.values() if type(tree) is dict else tree) for tensor in tensors_of(part)]
-    found: list[Tensor] = []
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif hasattr(leaf, "__dataclass_fields__") or isinstance(leaf, SimpleNamespace | Distribution):
-            found += tensors_of(list(vars(leaf).values()))
-        elif not isinstance(leaf, Module):  # objects may hold one another, so only their own tensors count
-            found += [value for value in getattr(leaf, "__dict__", {}).values() if isinstance(value, Tensor)]
-    return found
 
 
 def _lacks_features(shape: tuple[int, ...], source: Node) -> bool:

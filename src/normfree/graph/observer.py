@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 NodeKind = Literal["input", "weight", "activation", "sum", "gate", "scaling", "other"]
 
@@ -21,7 +24,13 @@ ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 SUBTRACTIONS = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract", "subtract_"})
 SUMS = ADDITIONS | SUBTRACTIONS  # x - f(x) is as residual as x + f(x)
 # Functions that add, too, but are not followed as sums.
-OTHER_SUMS = frozenset({"addcmul", "addcmul_", "addcdiv", "addcdiv_", "lerp", "lerp_", "index_add", "index_add_"})
+OTHER_SUMS = frozenset({"lerp", "lerp_", "index_add", "index_add_", "scatter_add", "scatter_add_"})
+# These are followed as the sum and the product that they compute, by the same name with `_` in place, too.
+COMPOSED: dict[str, Callable[..., tuple[Any, Any]]] = {
+    "addcmul": lambda input, tensor1, tensor2, *, value=1: (input, _times(value, tensor1 * tensor2)),
+    "addcdiv": lambda input, tensor1, tensor2, *, value=1: (input, _times(value, tensor1 / tensor2)),
+    "rsub": lambda input, other, *, alpha=1: (other, -_times(alpha, input)),
+}
 RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
 REDUCTIONS = frozenset({"sum", "mean"})
 PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
@@ -85,10 +94,33 @@ BESIDE = SUMS | PRODUCTS | {
 }  # fmt: skip
 
 
+def _times(number: float, tensor: Any) -> Any:
+    return tensor if number == 1 else number * tensor
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """The name of a function, or of the attribute that it reads (`x.T`)."""
     name = getattr(function, "__name__", "")
     return getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """The tensors in a tree of arguments or results, also in dataclasses, distributions and attributes of objects."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return []
+    if type(tree) in (tuple, list, dict):  # much faster than `tree_leaves`, and nearly all trees are of this kind
+        return [tensor for part in (tree.values() if type(tree) is dict else tree) for tensor in tensors_of(part)]
+    found: list[Tensor] = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif hasattr(leaf, "__dataclass_fields__") or isinstance(leaf, SimpleNamespace | Distribution):
+            found += tensors_of(list(vars(leaf).values()))
+        elif not isinstance(leaf, nn.Module):  # objects may hold one another, so only their own tensors count
+            found += [value for value in getattr(leaf, "__dict__", {}).values() if isinstance(value, Tensor)]
+    return found
 
 
 def writes_into(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -240,9 +272,13 @@ class Observer(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = name_of(func)
+        name, kwargs = name_of(func), kwargs or {}
+        if (operands := COMPOSED.get(name.removesuffix("_"))) is not None and "out" not in kwargs:
+            with self:
+                first, second = operands(*args, **kwargs)
+                return first.add_(second) if name.endswith("_") else first + second
         addition = -1
         if name in SUMS:
             addition = self._additions[self.home]
             self._additions[self.home] += 1
-        return self.on_function(FunctionCall(func, name, addition, args, kwargs or {}))
+        return self.on_function(FunctionCall(func, name, addition, args, kwargs))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from normfree.graph.flow import Flow, Node, Weight, WeightUses, self_gated, tensors_of
+from normfree.graph.flow import Flow, Node, self_gated
 from normfree.graph.observer import (
     ACTIVATIONS,
     ADDITIONS,
@@ -40,8 +40,10 @@ from normfree.graph.observer import (
     clamps_at_zero,
     kind_of,
     operands_of,
+    tensors_of,
     writes_into,
 )
+from normfree.graph.weight_uses import Weight, WeightUses
 from normfree.nn.model_state import on_meta, preserve_model_state, preserve_random_state
 from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES, is_norm
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -257,15 +259,17 @@ class _Recorder(Observer):
         if weights := flow.weights.meet(name, args, tensors):
             node = flow.add("weight", name, operands, out, weights=weights)
         else:
+            shape = tuple(out.shape) if isinstance(out, Tensor) else ()
+            scale = flow.weights.scale_in(name, tensors, operands[0].shape, shape)
             node = flow.add(
-                self._kind(name, args, kwargs, operands),
+                "scaling" if scale and len(operands) == 1 else self._kind(name, args, kwargs, operands),
                 _name_in_flow(name, args, kwargs),
                 operands,
                 args[0] if name == "__setitem__" else out,  # which writes in place and returns nothing
                 ordinal=call.addition,
                 first_operand=first,
                 factors=self._factors(name, tensors),
-                scale=flow.weights.scale_of(tensors) if name in PRODUCTS else "",
+                scale=scale,
             )
         if node is not None and isinstance(written, Tensor):
             flow.write_through(written, node)
