@@ -241,6 +241,14 @@ def test_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("search", [SEARCH, ["model=transformer-1-1-8-16-2,resmlp-1-8"]])
+def test_model_that_cannot_be_built_leaves_no_folder(tmp_path: Path, search: list[str]) -> None:
+    config = SMALL.with_changes(model="transformer-1-1-8-16-2")
+    with pytest.raises(ValueError, match=r"model 'transformer-1-1-8-16-2' expects an example of 2 int64 tensors"):
+        tune(config, search, trials=2, out=tmp_path / "search")
+    assert not any(tmp_path.iterdir())
+
+
 def test_missing_optuna_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normfree.errors.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^a search needs optuna, which is not installed; .*pip install '.\[tune\]'$"):

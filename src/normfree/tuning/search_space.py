@@ -35,6 +35,11 @@ class SearchRange:
         return float(trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log))
 
     @property
+    def first(self) -> Any:
+        """The lower bound."""
+        return int(self.low) if self.whole else self.low
+
+    @property
     def grid(self) -> tuple[Any, ...] | None:
         """All values in order; None if they cannot be listed."""
         if self.step is None:
@@ -62,6 +67,11 @@ class SearchChoices:
     def suggest(self, trial: Any) -> Any:
         """Return the choice of an Optuna trial."""
         return trial.suggest_categorical(self.name, self.choices)
+
+    @property
+    def first(self) -> Any:
+        """The value of the setting for the first choice."""
+        return self.parse(self.choices[0])
 
     @property
     def grid(self) -> tuple[str, ...]:

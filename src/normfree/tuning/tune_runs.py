@@ -16,7 +16,7 @@ from normfree.report.terminal import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.data_sources import open_data
 from normfree.train.run.result import Snapshot
-from normfree.tuning.search_space import grid_size, parse_search, require_valid, texts_of
+from normfree.tuning.search_space import SearchSpace, grid_size, parse_search, require_valid, texts_of
 from normfree.tuning.study import (
     Metric,
     PrunerName,
@@ -93,7 +93,8 @@ def tune(
     executor = choose_executor(
         on, shared=out, jobs=jobs, cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run, device=config.device
     )
-    if (missing := open_data(config).missing_validation(config)) is not None:
+    data = open_data(config)
+    if (missing := data.missing_validation(config)) is not None:
         raise ValueError(f"expected a validation part to score trials by, {missing}")
     settings = StudySettings(
         folder=out if on == LOCAL else out.absolute(),
@@ -104,6 +105,8 @@ def tune(
         pruner=pruner,
         total=trials,
     )
+    if not settings.journal.exists() and (first := _first_config(config, space)) is not None:
+        data.build_model(first)  # which refuses a wrong model before the folder is made
     create_study(settings)
     done = count_finished(settings)
 
@@ -123,6 +126,14 @@ def tune(
     slots = [settings] * (trials - done)
     signal = train_runs(slots, add, executor=executor, on_report=show_reports, function=run_trial)
     return collect(settings, signal)
+
+
+def _first_config(config: TrainConfig, space: SearchSpace) -> TrainConfig | None:
+    """The settings with the first value of each range and list; None if these do not go together."""
+    try:
+        return config.with_changes(**{one.name: one.first for one in space})
+    except ValueError:
+        return None
 
 
 def run_trial(settings: StudySettings, report: Callable[[str], None]) -> dict[str, Any]:
