@@ -39,7 +39,7 @@ from normfree.report.tables import to_markdown
 
 KINDS: dict[str, list[Broken]] = {"reviewed": list(REVIEWED), "unseen": list(UNSEEN)}
 SOUND: dict[str, tuple[list[str], Callable[[str], Subject]]] = {"false alarms": (list(HEALTHY), build_healthy)}
-for number in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"):
+for number in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"):
     if importlib.util.find_spec(f"broken_networks_{number}"):
         cases = importlib.import_module(f"broken_networks_{number}")
         KINDS[f"{number} set"] = list(getattr(cases, number.upper()))
