@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from normfree.cli.options import default_jobs
-from normfree.errors import missing_package
+from normfree.cli.options import default_jobs, require_folder
+from normfree.errors import missing_package, require_package
 from normfree.files import to_json_values
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
@@ -78,6 +78,9 @@ def run(options: Options) -> int:
 
     for path in options.files:
         require_kind(path)
+        require_folder(path.parent, "the place of --write")
+        if path.suffix == ".html":
+            require_package("jinja2", "a page")
     claims = [get(claim_id) for claim_id in dict.fromkeys(options.ids)]
     _note_missing_results(options, claims)
     nothing = not (options.listing or claims or options.files or options.draw)
@@ -145,6 +148,8 @@ def _reproduce(claim: Claim, options: Options) -> Entry:
     start = datetime.now(UTC).isoformat(timespec="seconds")
     with progress(claim.id) as update:
         before = None if options.again else stored(options.out, claim, options.scale)
+        if before is None:
+            require_folder(options.out, "--out")
         if options.seeds is not None:
             seeds = tuple(range(options.seeds))
         else:
