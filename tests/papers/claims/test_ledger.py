@@ -608,6 +608,9 @@ def test_page_opens_in_a_browser(open_file: Open, tmp_path: Path) -> None:
     assert hidden == len(found) - tab.locator(".card:visible").count() > 40  # papers keep their headings
     tab.locator("#filter").fill("")
     assert tab.locator(".card:visible").count() == len(found)
+    tab.set_viewport_size({"width": 688, "height": 1000})  # A4 between its margins
+    tab.emulate_media(media="print")
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 # The command line
