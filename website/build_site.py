@@ -124,8 +124,9 @@ def _formulas(text: str) -> str:
 
 
 def _unbroken(row: re.Match[str]) -> str:
-    """Return the row of a table in which no line breaks between a sign and the word or number behind it."""
-    return re.sub(r"(?<=[✓✗◐–<≥≤]) (?=[\w.])", "\N{NO-BREAK SPACE}", row.group(0))
+    """Return the row of a table in which no line breaks behind a sign, in 'not run', or in names such as 'Figure 2'."""
+    named = r"(?<=[✓✗◐–<≥≤]) (?=[\w.])|(?<=\b[Ff]igure) (?=\d)|(?<=\b[Tt]able) (?=\d)|(?<=\bnot) (?=run\b)"
+    return re.sub(named, "\N{NO-BREAK SPACE}", row.group(0))
 
 
 def api_page() -> str:
