@@ -64,7 +64,7 @@ def test_time_that_cannot_be_read_is_refused(times: ModuleType) -> None:
 
 def test_times_in_the_comments_of_code_blocks_count(times: ModuleType) -> None:
     found = {one.command: one.printed for one in listed(times)}
-    assert found["normfree diagnose torchvision:resnet50"] == "5 seconds"  # the end of its comment
+    assert found["normfree diagnose torchvision:resnet50 -o report.html"] == "5 seconds"  # the end of its comment
     assert not any(command.startswith("torchrun") for command in found)
 
 
