@@ -504,6 +504,12 @@ def test_network_without_sums_is_measured_at_its_layers(run: Run) -> None:
     assert "He's initialization ('he_in')" in out
 
 
+def test_network_without_sums_needs_no_method(run: Run) -> None:
+    status, out, _ = run("mlp-20-16")
+    assert (status, "he_in: " in out) == (0, True)
+    assert "fixup: " in run("resmlp-4-8")[1]
+
+
 def test_input_that_is_not_finite_is_status_one(run: Run, folder: Path) -> None:
     x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
     np.save(folder / "good.npy", x)
