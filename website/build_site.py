@@ -108,6 +108,7 @@ def claim_pages() -> list[Page]:
             continue
         if not heading:
             contents = sections(document("docs/claims.md"))["Contents"]
+            text = re.sub(r"^Written by .*?\n\n", "", text, flags=re.M | re.S)  # a word to those who would edit it
             text += "\n" + FILTER.format(kinds="holds,fails,undecided,not run") + _formulas(contents)
             pages.append(Page("claims/index.md", text, "docs/claims.md"))
         else:
