@@ -43,8 +43,8 @@ def diagnose_model(
             "--method",
             "-m",
             metavar="NAME",
-            help="A method, for normfree's own models only; repeat it to compare methods. Default: fixup, or he_in for a "
-            "model without residual sums.",
+            help="A method, for normfree's own models only; repeat it to compare methods. Default: fixup, or he_in "
+            "for a model without residual sums.",
             autocompletion=complete_method,
         ),
     ] = None,
