@@ -22,30 +22,18 @@ from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Table
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import (
-    Check,
-    Cost,
-    Measurement,
-    Settings,
-    aside,
-    expect,
-    training_claim,
-)
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect, training_claim
 from normfree_papers.claims.depth_curves import table
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
-    DEAD,
     SMALL,
     EndedRun,
-    NumbersByRow,
     Runs,
     accuracy,
     held_out,
-    minus,
-    over,
     points_panel,
 )
-from normfree_papers.claims.shared_ranges import reading, trains
+from normfree_papers.claims.shared_ranges import it_trains, reading
 
 FIXUP, NF, NORMED = "Fixup", "NF", "batch norm"
 _FREE = (FIXUP, NF)
@@ -120,12 +108,7 @@ def _percent(score: float | None) -> str:
 
 def _train_checks(words: str, of: str) -> tuple[Check, ...]:
     """The checks of the quick scale: every arm trains."""
-    return tuple(
-        expect(words.format(arm), low=DEAD, scale="quick").reading(
-            f"test accuracy of {arm} {of}, in %: it trains", why=trains()
-        )
-        for arm in ARMS
-    )
+    return tuple(it_trains(words.format(arm), f"test accuracy of {arm} {of}", scale="quick") for arm in ARMS)
 
 
 # Equal epochs and equal time
@@ -218,7 +201,7 @@ def equal_time(settings: Settings) -> Measurement:
     found = even.numbers(accuracy)
     columns = found.named("test accuracy, {}, equal epochs")
     for arm in _FREE:
-        columns[_lead(arm, "epochs")] = minus(found.get(arm, {}), found.get(NORMED, {}))
+        columns[_lead(arm, "epochs")] = found[arm] - found[NORMED]
     if settings.quick:
         return Measurement(values=columns, tables=tables, notes=notes)
     whole = [arm for arm in even if len(even[arm]) == len(settings.seeds)]
@@ -232,13 +215,13 @@ def equal_time(settings: Settings) -> Measurement:
     seconds = ended.numbers(training_seconds)
     in_all = ended.numbers(lambda run: float(run.result["seconds"]))
     for arm in free:
-        columns[_lead(arm, "time")] = minus(scores[arm], found[NORMED])
-        columns[_ratio(arm, "seconds")] = over(seconds[arm], seconds[NORMED])
-        columns[_ratio(arm, "seconds with set-up")] = over(in_all[arm], in_all[NORMED])
+        columns[_lead(arm, "time")] = scores[arm] - found[NORMED]
+        columns[_ratio(arm, "seconds")] = seconds[arm] / seconds[NORMED]
+        columns[_ratio(arm, "seconds with set-up")] = in_all[arm] / in_all[NORMED]
     notes += tuple(
         f"{arm} trains {count} epochs in the seconds of {EPOCHS} with batch norm" for arm, count in epochs.items()
     )
-    points = {arm: [scores.get(arm, found.get(arm, {})), found.get(arm, {})] for arm in (*_FREE, NORMED)}
+    points = {arm: [scores.get(arm, found[arm]), found[arm]] for arm in (*_FREE, NORMED)}
     places = ("equal time", f"{EPOCHS} epochs")
     return Measurement(
         values=columns,
@@ -339,14 +322,12 @@ def batch_sizes(settings: Settings) -> Measurement:
     batches = QUICK_BATCHES if settings.quick else BATCHES
     rows = {(arm, batch): batch_config(best[arm].config, batch) for arm, batch in product(best, batches)}
     found = settings.train_rows(rows, "{}, batch {}").numbers(accuracy)
-    none: NumbersByRow = NumbersByRow({key: {} for key in product(ARMS, batches)})
-    found = NumbersByRow({**none, **found})
     columns = found.named("test accuracy, {}, batch {}")
     for arm, batch in product(_FREE, batches):
-        columns[_at_batch(arm, batch)] = minus(found[arm, batch], found[NORMED, batch])
+        columns[_at_batch(arm, batch)] = found[arm, batch] - found[NORMED, batch]
     if not settings.quick:
-        lost = {arm: minus(found[arm, _TUNED_BATCH], found[arm, _SMALLEST]) for arm in ARMS}
-        columns |= {_loss(arm): minus(lost[NORMED], lost[arm]) for arm in _FREE}
+        lost = {arm: found[arm, _TUNED_BATCH] - found[arm, _SMALLEST] for arm in ARMS}
+        columns |= {_loss(arm): lost[NORMED] - lost[arm] for arm in _FREE}
     drawn = {arm: [found[arm, batch] for batch in batches] for arm in ARMS}
     title = f"test accuracy over the batch size, {BATCH_EPOCHS} epochs"
     panels = points_panel(

@@ -18,7 +18,6 @@ from normfree_papers.claims.seed_metrics import (
     Runs,
     accuracy,
     error,
-    minus,
     training_accuracy,
 )
 from normfree_papers.claims.shared_ranges import does_not_train, printed_error, reading, trains
@@ -90,7 +89,7 @@ def table1(runs: Runs, scale: Scale) -> Measurement:
     columns |= found.differences(("Fixup", "batch norm")).named(mark + "{}")
     columns |= fitted.differences(("Fixup", "batch norm")).named(mark + "training accuracy, {}")
     if scale == "full":
-        columns["Xavier - Fixup"] = minus(found["Xavier, small rate"], found["Fixup"])
+        columns["Xavier - Fixup"] = found["Xavier, small rate"] - found["Fixup"]
         columns[f"accuracy, {_XAVIER}"] = runs.numbers(accuracy)[_XAVIER]
     return Measurement(
         values=columns,
@@ -247,10 +246,10 @@ def table2(runs: Runs, scale: Scale) -> Measurement:
     found, fitted = runs.numbers(lambda run: 100 - accuracy(run, chance)), runs.numbers(training_accuracy)
     normed, plain = (fitted[f"{network}, {row}"] for row in _PLAIN)
     columns = found.named("test error, {}")
-    columns[f"{network}, {_FIXUP} - {_GROUP}"] = minus(found[f"{network}, {_FIXUP}"], found[f"{network}, {_GROUP}"])
-    columns[f"{network}, training error, batch norm - Fixup"] = minus(plain, normed)
+    columns[f"{network}, {_FIXUP} - {_GROUP}"] = found[f"{network}, {_FIXUP}"] - found[f"{network}, {_GROUP}"]
+    columns[f"{network}, training error, batch norm - Fixup"] = plain - normed
     if scale == "full":
-        columns["ResNet-50, Xavier - Fixup"] = minus(found["ResNet-50, Xavier"], found["ResNet-50, Fixup"])
+        columns["ResNet-50, Xavier - Fixup"] = found["ResNet-50, Xavier"] - found["ResNet-50, Fixup"]
     return Measurement(
         values=columns,
         panels=(

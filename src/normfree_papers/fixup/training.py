@@ -15,7 +15,6 @@ from normfree_papers.claims.seed_metrics import (
     Runs,
     accuracy,
     error,
-    over,
     points_panel,
     training_accuracy,
 )
@@ -200,10 +199,10 @@ def fig3(runs: Runs, scale: Scale) -> Measurement:
     columns = found.named("accuracy, {}, {:,} layers")
     for method, depth in runs:
         if method in ("Fixup", _SLOW):
-            ratio = over(errors[method, depth], errors["batch norm", depth])
+            ratio = errors[method, depth] / errors["batch norm", depth]
             columns[f"errors over batch norm's, {method}, {depth:,} layers"] = ratio
     depths, methods = _DEPTHS[scale], dict.fromkeys(method for method, _ in runs)
-    drawn = {method: [found.get((method, depth), {}) for depth in depths] for method in methods}
+    drawn = {method: [found[method, depth] for depth in depths] for method in methods}
     title = "test accuracy after one epoch of " + ("the embedded images" if scale == "quick" else "CIFAR-10")
     return Measurement(
         values=columns,
@@ -278,7 +277,7 @@ def fig4(runs: Runs, scale: Scale) -> Measurement:
     """
     found, errors = runs.numbers(training_accuracy), runs.numbers(lambda run: 100 - training_accuracy(run))
     columns = found.named("training accuracy, {}") | found.differences(*_LOSES)
-    columns["training errors over batch norm's"] = over(errors["Fixup"], errors["batch norm"])
+    columns["training errors over batch norm's"] = errors["Fixup"] / errors["batch norm"]
     return Measurement(
         values=columns,
         panels=runs.learning_panel(f"training accuracy of {'ResNet-20' if scale == 'quick' else 'ResNet-110'}"),

@@ -16,7 +16,7 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, training_claim
 from normfree_papers.claims.depth_curves import table
 from normfree_papers.claims.made_up_language import made_up_language
-from normfree_papers.claims.seed_metrics import Runs, bleu, minus, points_panel
+from normfree_papers.claims.seed_metrics import Runs, bleu, points_panel
 
 _METHODS: dict[str, dict[str, Any]] = {
     "layer norm": {"method": "layernorm:xavier=true", "form": "post"},  # the authors' baseline
@@ -135,7 +135,7 @@ def table3(settings: Settings) -> Measurement:
     found = runs.numbers(bleu)
     columns = found.named("BLEU, {}")
     for data in _DATA:
-        columns[f"{data}: Fixup - layer norm"] = minus(found[f"{data}: Fixup"], found[f"{data}: layer norm"])
+        columns[f"{data}: Fixup - layer norm"] = found[f"{data}: Fixup"] - found[f"{data}: layer norm"]
     return Measurement(values=columns, panels=runs.learning_panel(_TOKENS, chance=None), tables=_files(runs))
 
 

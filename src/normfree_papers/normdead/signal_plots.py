@@ -47,7 +47,7 @@ def bordered_growth(size: int) -> list[float]:
     return found
 
 
-def _signal(settings: Settings, method: str, seed: int, *, padding: Padding = "zeros") -> Signal:
+def _signal(settings: Settings, method: str, padding: Padding, seed: int) -> Signal:
     """The signal of the paper's network on white noise; as in its listing, the stem has He's gain of 2, too."""
     batch, size = _images(settings)
     g = torch.Generator().manual_seed(seed)
@@ -63,16 +63,13 @@ def _measure(
     settings: Settings, runs: Mapping[str, tuple[str, Padding]]
 ) -> tuple[dict[str, dict[str, list[list[float]]]], list[int]]:
     """The curves of variance, squared mean and branch of every run, one per seed, and the stage of every block."""
-    found: dict[str, dict[str, list[list[float]]]] = {}
-    stages: list[int] = []
+    signals = settings.over_seeds_of(runs, lambda name, seed: _signal(settings, *runs[name], seed))
     parts = {"variance": ("sum", "variance"), "mean": ("sum", "mean_square"), "branch": ("branch", "variance")}
-    for name, seed in settings.each_seed_of(runs):
-        method, padding = runs[name]
-        signal = _signal(settings, method, seed, padding=padding)
-        stages = [s.stage for s in signal.sums]
-        for key, (part, statistic) in parts.items():
-            found.setdefault(name, {}).setdefault(key, []).append(signal.series(part, statistic))
-    return found, stages
+    found = {
+        name: {key: [signal.series(*part) for signal in of] for key, part in parts.items()}
+        for name, of in signals.items()
+    }
+    return found, [s.stage for s in next(iter(signals.values()))[0].sums]
 
 
 def _setting(settings: Settings) -> str:

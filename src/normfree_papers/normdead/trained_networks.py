@@ -26,7 +26,6 @@ from normfree_papers.claims.seed_metrics import (
     Runs,
     accuracy,
     combined,
-    minus,
     points_panel,
     training_accuracy,
 )
@@ -117,8 +116,8 @@ def sec4_3(runs: Runs, scale: Scale) -> Measurement:
     columns |= found.differences((_NF, _BATCH_NORM), (_CLIPPED, _BATCH_NORM))
     if scale == "full":
         columns |= found.differences(*((_regularized(row), _regularized(_BATCH_NORM)) for row in (_NF, _CLIPPED)))
-        gains = {row: minus(found[_regularized(row)], found[row]) for row in (_NF, _BATCH_NORM)}
-        columns["gain by mixup, NF less batch norm"] = minus(gains[_NF], gains[_BATCH_NORM])
+        gains = {row: found[_regularized(row)] - found[row] for row in (_NF, _BATCH_NORM)}
+        columns["gain by mixup, NF less batch norm"] = gains[_NF] - gains[_BATCH_NORM]
     return Measurement(
         values=columns,
         panels=runs.learning_panel("training accuracy"),
@@ -253,8 +252,8 @@ def sec4_3_regnet(runs: Runs, scale: Scale) -> Measurement:
     found = runs.numbers(accuracy)
     columns = found.named("test accuracy, {}")
     if scale == "full":
-        gaps = [minus(found[_EFFICIENT], found[row]) for row in (_NAIVE, _NF_REGNET)]
-        columns["gap to EfficientNet-B0, naive less NF"] = minus(*gaps)
+        naive, free = (found[_EFFICIENT] - found[row] for row in (_NAIVE, _NF_REGNET))
+        columns["gap to EfficientNet-B0, naive less NF"] = naive - free
     return Measurement(
         values=columns,
         panels=runs.learning_panel("training accuracy", chance=None),

@@ -192,9 +192,7 @@ def _figure(depth: int, settings: Settings) -> Measurement:
     values: dict[str, list[float]] = {}
     forward: dict[str, tuple[float, ...]] = {}
     backward: dict[str, tuple[float, ...]] = {}
-    found: dict[str, list[Signal]] = {name: [] for name in LEGEND}
-    for name, seed in settings.each_seed_of(LEGEND):
-        found[name].append(_signal(depth, name, seed, settings))
+    found = settings.over_seeds_of(LEGEND, lambda name, seed: _signal(depth, name, seed, settings))
     stages = [s.stage for s in found["idshort"][0].sums]
     for name, label in LEGEND.items():
         ahead = [signal.series("sum") for signal in found[name]]

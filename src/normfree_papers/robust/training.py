@@ -26,7 +26,7 @@ from normfree_papers.claims.seed_metrics import (
     Runs,
     accuracy,
     combined,
-    minus,
+    diverged_points,
     points_panel,
 )
 from normfree_papers.robust.signal import BROCK, PROPOSED
@@ -215,7 +215,7 @@ def _measure(figure: _Figure, runs: Runs, scale: Scale) -> Measurement:
     columns = found.named(_accuracy_of("{}", network))
     others = (_NORMED, *_OTHERS, *(row for row in BESIDE if row in found))
     for first, second in ((_NORMED, _CONV), *((_CONV, row) for row in others)):
-        columns[_lead(first, second)] = minus(found[first], found[second])
+        columns[_lead(first, second)] = found[first] - found[second]
     columns["rank of ConvShort"] = combined(
         [found[_CONV], *(found[row] for row in ROWS)], lambda a: 1.0 + sum(other > a[0] for other in a)
     )
@@ -235,10 +235,7 @@ def _tested(network: str, runs: Runs, found: NumbersByRow) -> tuple[Panel, ...]:
         f"{network}: test accuracy at the end",
         {name: [found[row] for row in rows] for name, rows in drawn.items()},
         names=tuple(map(_short, PROPOSED.values())),
-        crossed={
-            name: [i for i, row in enumerate(rows) if any(run.diverged for run in runs[row].values())]
-            for name, rows in drawn.items()
-        },
+        crossed={name: diverged_points(runs[row] for row in rows) for name, rows in drawn.items()},
         levels=(CHANCE_LINE, *([ReferenceLine(_NORMED, mean(normed))] if normed else [])),
         note=DIVERGED,
     )

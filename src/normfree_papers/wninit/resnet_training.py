@@ -24,7 +24,6 @@ from normfree_papers.claims.seed_metrics import (
     best_rates,
     combined,
     error,
-    minus,
 )
 from normfree_papers.claims.shared_ranges import counted_error, reading, trains
 
@@ -100,13 +99,10 @@ def fig4(settings: Settings) -> Measurement:
         others = [(label, rate, warm) for label in list(_INITIALIZATIONS)[1:]]
         if all(other in shares for other in others):
             best = max(others, key=lambda other: shares[other])
-            columns[_lead(rate, warm)] = minus(survived["proposed", rate, warm], survived[best])
+            columns[_lead(rate, warm)] = survived["proposed", rate, warm] - survived[best]
     own = [survived["proposed", rate, warm] for rate, warm in product(rates, _WARMUPS)]
     columns["survive, proposed, mean over settings"] = combined(own, mean)
-    gains = [
-        minus(survived[label, rate, "warm-up"], survived[label, rate, "no warm-up"])
-        for label, rate in product(_INITIALIZATIONS, rates)
-    ]
+    gains = [survived[*row, "warm-up"] - survived[*row, "no warm-up"] for row in product(_INITIALIZATIONS, rates)]
     columns["warm-up - no warm-up"] = combined(gains, mean)
     panels = []
     for warm in _WARMUPS:
@@ -250,7 +246,7 @@ def table1(runs: Runs, scale: Scale) -> Measurement:
     errors = Runs(best).numbers(error)
     columns = errors.named("{}, {}")
     for network, (a, b) in product(networks, _PAIRS):
-        columns[f"{network}, {a} - {b}"] = minus(errors.get((network, a), {}), errors.get((network, b), {}))
+        columns[f"{network}, {a} - {b}"] = errors[network, a] - errors[network, b]
     return Measurement(
         values=columns,
         panels=tuple(panel for network in networks for panel in _panels(network, best)),
