@@ -79,11 +79,18 @@ class Settings:
         numbers, curves = zip(*(measure(seed) for (seed,) in self.each("seed {}", self.seeds)), strict=True)
         return _over_seeds(numbers), _over_seeds(curves)
 
-    def over_seeds_of(self, names: Iterable[Name], measure: Callable[[Name, int], Found]) -> dict[Name, list[Found]]:
-        """Measure every name with every seed; return the results by name as lists over the seeds."""
+    def over_seeds_of(
+        self, rows: Iterable[Name], measure: Callable[[Name, int], Found], words: str = "{}"
+    ) -> dict[Name, list[Found]]:
+        """Measure every row with every seed; return the results by row as lists over the seeds.
+
+        A step is reported by `words` with the row in the braces.
+        """
         found: dict[Name, list[Found]] = {}
-        for name, seed in self.each("{}, seed {}", names, self.seeds):
-            found.setdefault(name, []).append(measure(name, seed))
+        places = [(row, seed) for row in rows for seed in self.seeds]
+        for step, (row, seed) in enumerate(places):
+            self.progress(step, len(places), f"{named(words, row)}, seed {seed}")
+            found.setdefault(row, []).append(measure(row, seed))
         return found
 
     def train(self, wanted: Mapping[str, TrainConfig]) -> dict[str, EndedRun | None]:

@@ -131,41 +131,28 @@ def _depth_rows(scale: Scale) -> dict[tuple[str, int], TrainConfig]:
 def _depth_checks(scale: Scale) -> list[Check]:
     checks = []
     for depth in _DEPTHS[scale]:
+        at = f"{depth:,} layers"
         for method in ("Fixup", "batch norm", *([_SLOW] if depth >= _SLOW_FROM else [])):
+            is_ours = method == _SLOW
+            paper = None if is_ours else "a plot; it trains"
             checks.append(
-                expect(
-                    f"accuracy, {method}, {depth:,} layers",
-                    paper="a plot; it trains" if method != _SLOW else None,
-                    low=DEAD,
-                    main=method != _SLOW,
-                    scale=scale,
-                ).reading(
-                    f"test accuracy of {method} at {depth:,} layers after one epoch, in %: it trains",
-                    why=trains() + ("; this rate of the scalars is ours" if method == _SLOW else ""),
+                expect(f"accuracy, {method}, {at}", paper=paper, low=DEAD, main=not is_ours, scale=scale).reading(
+                    f"test accuracy of {method} at {at} after one epoch, in %: it trains",
+                    why=trains() + ("; this rate of the scalars is ours" if is_ours else ""),
                 )
             )
             if method != "batch norm":
+                name, paper = f"errors over batch norm's, {method}, {at}", None if is_ours else "matches"
                 checks.append(
-                    expect(
-                        f"errors over batch norm's, {method}, {depth:,} layers",
-                        paper="matches" if method == "Fixup" else None,
-                        high=GAP,
-                        main=method == "Fixup",
-                        scale=scale,
-                    ).reading(
-                        f"{method} matches batch norm at {depth:,} layers: its test error over batch norm's",
-                        why=MATCHES,
+                    expect(name, paper=paper, high=GAP, main=not is_ours, scale=scale).reading(
+                        f"{method} matches batch norm at {at}: its test error over batch norm's", why=MATCHES
                     )
                 )
         checks += [
             expect(
-                f"accuracy, {method}, {depth:,} layers",
-                paper="not able to train past 100 layers",
-                high=DEAD,
-                scale=scale,
+                f"accuracy, {method}, {at}", paper="not able to train past 100 layers", high=DEAD, scale=scale
             ).reading(
-                f"test accuracy of {method} at {depth:,} layers, in %: it does not train at this rate",
-                why=does_not_train("train"),
+                f"test accuracy of {method} at {at}, in %: it does not train at this rate", why=does_not_train("train")
             )
             for method in ("LSUV", "√½ scaling")
             if depth > 100
