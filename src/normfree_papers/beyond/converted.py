@@ -39,7 +39,7 @@ def small_grey_resnet() -> nn.Module:
 
 
 def converted_config(row: str, rate: float, *, quick: bool) -> TrainConfig:
-    """The run of a row at a rate; its seed is to be set."""
+    """The configuration of a row at a rate, without its seed."""
     method = METHODS[row]
     base = recipe("fixup_cifar", method=method, model=_MODEL, epochs=EPOCHS, validation=0.1, lr=rate)
     small = {**SMALL, "model": f"{__name__}:{small_grey_resnet.__name__}", "flip": False, "epochs": 1}

@@ -1,7 +1,8 @@
 """Our question on equal time: ResNet-110 without norms beside batch norm at equal epochs, time and batches.
 
-Every arm is tuned by as many short trials, on held-out images and with a seed that no final run has. All runs hold out
-the same tenth of the training images, so trials and final runs are comparable. All accuracies are in per cent.
+Every arm (a method with its clipping) gets the same number of short trials. They are compared on held-out images, and
+have a seed that no final run has. All runs hold out the same tenth of the training images, so trials and final runs are
+comparable. All accuracies are in per cent.
 
 Seconds are those of training with its validation after every epoch, without set-up (building, compiling, capturing).
 They count only if a run was alone on its GPU. Equal time is the number of epochs that fits into batch norm's seconds.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -59,47 +60,34 @@ _MOMENTS = 100  # the points of a curve over time
 # Tuning
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The best trial of an arm: its configuration, rate, regularization, and accuracy on the held-out images."""
-
-    config: TrainConfig
-    rate: float
-    regularized: str
-    held_out: float
-
-    def note(self, arm: str, rates: tuple[float, ...]) -> str:
-        """The choice in words, and whether its rate lies at an edge of the grid."""
-        at_edge = len(rates) > 2 and self.rate in (rates[0], rates[-1])
-        edge = " (at an edge of the grid, so a better one may lie beyond)" if at_edge else ""
-        return f"{arm}: rate {self.rate:g}{edge}, {self.regularized}"
-
-
 def trial_config(arm: str, rate: float, regularized: str, *, quick: bool) -> TrainConfig:
-    """A trial of an arm; its seed is to be set."""
+    """The configuration of a trial, without its seed."""
     changes = {"lr": rate, **REGULARIZED[regularized], **ARMS[arm]}
     base = recipe("nfnet_cifar", model="resnet110", epochs=EPOCHS, warmup=2.0, validation=0.1, **changes)
     return base.with_changes(**SMALL, model="resnet8", flip=False, epochs=1, warmup=0.0) if quick else base
 
 
-def tune(settings: Settings) -> tuple[dict[str, Tuned], tuple[Table, ...], tuple[str, ...]]:
+def tune(settings: Settings) -> tuple[dict[str, TrainConfig], tuple[Table, ...], tuple[str, ...]]:
     """Train the trials of every arm; return the best of each arm whose trials are all there, a table, and notes."""
     rates = QUICK_RATES if settings.quick else RATES
     ways = list(product(rates, _QUICK_REGULARIZED if settings.quick else REGULARIZED))
     rows = {(arm, *way): trial_config(arm, *way, quick=settings.quick) for arm, way in product(ARMS, ways)}
     trials = replace(settings, seeds=(TUNING_SEED,)).train_rows(rows, "tuning, {}, rate {:g}, {}")
     scores = {row: held_out(run) for row, seeds in trials.items() for run in seeds.values()}
-    best = {}
+    best, notes = {}, []
     for arm in ARMS:
         if all((arm, *way) in scores for way in ways):
             rate, how = max(ways, key=lambda way: scores[arm, *way])
-            best[arm] = Tuned(rows[arm, rate, how], rate, how, scores[arm, rate, how])
+            best[arm] = rows[arm, rate, how]
+            at_edge = len(rates) > 2 and rate in (rates[0], rates[-1])
+            edge = " (at an edge of the grid, so a better one may lie beyond)" if at_edge else ""
+            notes.append(f"{arm}: rate {rate:g}{edge}, {how}")
     lines = [
-        (f"{rate:g}", regularized, *(_percent(scores.get((arm, rate, regularized))) for arm in ARMS))
-        for rate, regularized in (ways if scores else ())
+        (f"{rate:g}", how, *(_percent(scores.get((arm, rate, how))) for arm in ARMS))
+        for rate, how in (ways if scores else ())
     ]
     shown = table("Held-out accuracy of the trials, %", ("rate", "regularization", *ARMS), lines)
-    return best, shown, tuple(tuned.note(arm, rates) for arm, tuned in best.items())
+    return best, shown, tuple(notes)
 
 
 def _percent(score: float | None) -> str:
@@ -120,7 +108,7 @@ def training_seconds(run: EndedRun, epoch: int = -1) -> float:
 
 
 def affordable_epochs(ours: Mapping[int, EndedRun], theirs: Mapping[int, EndedRun]) -> int:
-    """The number of our epochs that take as long as all of their epochs, by the medians over the seeds; at least one.
+    """The number of our epochs that take as long as their whole runs, by the medians over the seeds; at least one.
 
     Diverged runs are left out. If all of ours or all of theirs diverged, the answer is `EPOCHS`.
     """
@@ -197,7 +185,7 @@ def _time_checks() -> tuple[Check, ...]:
 def equal_time(settings: Settings) -> Measurement:
     """Fixup and NF beside batch norm, tuned by as many trials, at equal epochs and at equal time."""
     best, tables, notes = tune(settings)
-    even = settings.train_rows({arm: tuned.config for arm, tuned in best.items()}, "{}, equal epochs")
+    even = settings.train_rows(best, "{}, equal epochs")
     found = even.numbers(accuracy)
     columns = found.named("test accuracy, {}, equal epochs")
     for arm in _FREE:
@@ -207,7 +195,7 @@ def equal_time(settings: Settings) -> Measurement:
     whole = [arm for arm in even if len(even[arm]) == len(settings.seeds)]
     free = [arm for arm in _FREE if {arm, NORMED} <= set(whole)]
     epochs = {arm: affordable_epochs(even[arm], even[NORMED]) for arm in free}
-    rows = {arm: best[arm].config.with_changes(epochs=epochs[arm]) for arm in free}
+    rows = {arm: best[arm].with_changes(epochs=epochs[arm]) for arm in free}
     timed = settings.train_rows(rows, "{}, equal time")
     scores = timed.numbers(accuracy)
     columns |= scores.named("test accuracy, {}, equal time")
@@ -320,7 +308,7 @@ def batch_sizes(settings: Settings) -> Measurement:
     """Fixup and NF beside batch norm over batch sizes, each at its best rate in proportion to the batch."""
     best, _, notes = tune(settings)
     batches = QUICK_BATCHES if settings.quick else BATCHES
-    rows = {(arm, batch): batch_config(best[arm].config, batch) for arm, batch in product(best, batches)}
+    rows = {(arm, batch): batch_config(best[arm], batch) for arm, batch in product(best, batches)}
     found = settings.train_rows(rows, "{}, batch {}").numbers(accuracy)
     columns = found.named("test accuracy, {}, batch {}")
     for arm, batch in product(_FREE, batches):

@@ -1,4 +1,4 @@
-"""Our own claims on the scalars of Fixup: which learning rate they bear, and how it depends on depth.
+"""Our own claims on the scalars of Fixup: at which learning rates they train, and how that depends on depth.
 
 Equation 5 of `fixup` leaves the scalar biases out. They move in sync and change the output by Θ(ηrL) in a step, where r
 is their rate relative to that of the weights and L the number of branches (claim fixup/eq5). So the largest r that

@@ -62,7 +62,7 @@ class Settings:
 
     @property
     def quick(self) -> bool:
-        """Whether small stand-ins are wanted."""
+        """Whether this is the quick scale, with small networks and data."""
         return self.scale == "quick"
 
     def each(self, words: str, *axes: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

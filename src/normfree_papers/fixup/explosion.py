@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from normfree_papers.claims.depth_curves import (
     decades,
     factor_per_block,
     geometric_means,
+    padded_growth,
     stage_starts,
     straight_line,
     table,
@@ -126,19 +128,9 @@ def _doubling(curve: Sequence[float]) -> list[float]:
 def padded_factors(size: int, blocks: int) -> list[float]:
     """Factors by which blocks with one 3×3 layer multiply the second moment of a size × size image, from the second on.
 
-    With He's weights an output is the mean over nine taps of the second moments of the inputs; taps in the padding
-    give 0. The first block of a stage is taken to leave the same second moment everywhere.
-
-    >>> [round(f, 3) for f in padded_factors(1, 3)]
-    [1.111, 1.111]
+    The first block of a stage is taken to leave the same second moment everywhere.
     """
-    taps = torch.ones(size, size, dtype=torch.float64).tril(1).triu(-1)
-    moments, factors = torch.ones(size, size, dtype=torch.float64), []
-    for _ in range(blocks - 1):
-        after = moments + taps @ moments @ taps.mT / 9
-        factors.append(float(after.sum() / moments.sum()))
-        moments = after
-    return factors
+    return [after / before for before, after in pairwise(padded_growth(size, blocks - 1))]
 
 
 # Theorems 1 and 2: gradients are bounded from below

@@ -98,7 +98,7 @@ def _step(x: Tensor, branches: list[list[Tensor]], last: Tensor, target: int, ra
 
 
 def library_deviation(L: int, m: int, seed: int) -> float:
-    """Relative distance of ‖Δf‖/η as `measure_updates` has it, one step of all weights, from ‖ΣΣ J ∂ℓ/∂z‖.
+    """Relative distance of ‖Δf‖/η, as `measure_updates` measures it for a step of all weights, from ‖ΣΣ J ∂ℓ/∂z‖.
 
     A layer with input a and Jacobian P from its output to the logits has J = ‖a‖² P Pᵀ; its bias adds P Pᵀ.
     """
@@ -211,7 +211,7 @@ _BRANCHES = (10, 100, 1000)  # of the library's networks
 
 
 def _over_he(model: nn.Module, layer: Layer) -> float:
-    """The mean square of a layer's weights over 2/fan_out, that of He's weights."""
+    """The mean square of a layer's weights, relative to that of He's weights, 2/fan_out."""
     weight = model.get_submodule(layer.name).weight
     assert isinstance(weight, Tensor)
     fan_out = weight.numel() // weight.shape[1]
@@ -221,7 +221,7 @@ def _over_he(model: nn.Module, layer: Layer) -> float:
 def layer_factors(L: int, m: int, width: int, seed: int) -> list[float]:
     """The factors a_1 … a_m of the library's Fixup: root mean squares of its weights over those of He's weights.
 
-    They are over all L branches of a residual MLP, so that the standard error is 1/√(2·L·width²).
+    They average over all L branches of a residual MLP, so that the standard error is 1/√(2·L·width²).
     """
     generator = torch.Generator().manual_seed(seed)
     model = build(f"resmlp-{L}-{width}-{m}", "fixup", form="pre", size=1, in_channels=8, generator=generator)

@@ -35,6 +35,12 @@ def _blocks(model: nn.Module) -> list[Residual]:
     return [module for module in model.modules() if isinstance(module, Residual)]
 
 
+def _first_layers(model: nn.Module) -> list[nn.Conv2d]:
+    """The first layer of every branch."""
+    branches: list[Any] = [block.branch for block in _blocks(model)]
+    return [next(module for module in branch.modules() if isinstance(module, nn.Conv2d)) for branch in branches]
+
+
 @torch.no_grad()
 def entered_variance(model: Network, x: Tensor) -> tuple[list[float], list[float]]:
     """Variance of every block's input before and after the factor α; mean over channels."""
@@ -95,8 +101,7 @@ def shifted_branches(method: str, seed: int) -> float:
     model = build(_MODEL, method, padding_mode="circular", generator=g).double()
     x = normal((8, 3, _SIZE, _SIZE), g)
     before = model.body(model.stem(x))
-    for block in _blocks(model):
-        first = next(m for m in block.branch.modules() if isinstance(m, nn.Conv2d))  # type: ignore[union-attr]
+    for first in _first_layers(model):
         shift = normal((first.out_channels,), g)
         if first.bias is not None:
             first.bias.copy_(shift)
@@ -110,8 +115,7 @@ def gradient_means(method: str, seed: int) -> list[float]:
     g = generator(seed)
     model = build(_MODEL, method, padding_mode="circular", generator=g).double()
     kept: list[Tensor] = []
-    for block in _blocks(model):
-        first = next(m for m in block.branch.modules() if isinstance(m, nn.Conv2d))  # type: ignore[union-attr]
+    for first in _first_layers(model):
         first.register_forward_hook(lambda _m, _a, out: kept.append(out))
     labels = torch.randint(10, (16,), generator=g)
     loss = nn.functional.cross_entropy(model(normal((16, 3, _SIZE, _SIZE), g)), labels)

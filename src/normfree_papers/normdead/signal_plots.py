@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-import numpy as np
 import torch
 
 from normfree import theory
@@ -20,7 +19,14 @@ from normfree.models import build
 from normfree.models.base import Padding
 from normfree.report.panels import Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect, near
-from normfree_papers.claims.depth_curves import chart, factor_per_block, means, stage_starts, straight_line
+from normfree_papers.claims.depth_curves import (
+    chart,
+    factor_per_block,
+    means,
+    padded_growth,
+    stage_starts,
+    straight_line,
+)
 
 _STAGES = (3, 4, 6, 3)
 _SLOPE = 1 - 1 / math.pi
@@ -36,15 +42,7 @@ def bordered_growth(size: int) -> list[float]:
 
     Each stage starts from a flat map of half the size of the one before; f has one 3×3 convolution.
     """
-    found = []
-    for blocks in _STAGES:
-        taps = theory.tap_matrix(size, kernel=3, padding=1)
-        square = np.ones((size, size))
-        for _ in range(blocks):
-            square = square + taps @ square @ taps.T / 9
-            found.append(float(square.mean()))
-        size //= 2
-    return found
+    return [square for stage, blocks in enumerate(_STAGES) for square in padded_growth(size >> stage, blocks)[1:]]
 
 
 def _signal(settings: Settings, method: str, padding: Padding, seed: int) -> Signal:

@@ -139,7 +139,7 @@ def _clipping_rows(scale: Scale) -> dict[tuple[str, float], TrainConfig]:
 
 
 def steps_that_train(accuracies: list[float], trains: float) -> float:
-    """How far up the grid of rates training goes: the place, from 1, of the largest rate that trains; 0 if none does.
+    """The place, counted from 1, of the largest rate that trains; 0 if none does.
 
     >>> steps_that_train([60.0, 70.0, 10.0], trains=50.0)
     2.0

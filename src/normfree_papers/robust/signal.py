@@ -1,7 +1,7 @@
 """The claims of `robust` on the signal before training: the plots of Figures 2, 4 and 5.
 
-All three are judged by the whole network, from the first residual sum to the last. Inside a stage fan-in and fan-out
-are equal products, so that only the transitions tell them apart; fan-in weights stand beside as the control.
+All three are judged by the whole network, from the first residual sum to the last. Inside a stage, the product of a
+branch's fan-ins is that of its fan-outs, so only the transitions distinguish the two. Fan-in weights are the control.
 
 Reference: "A robust initialization of residual blocks", ICLR 2022 submission, sections 3 and 4.
 """
