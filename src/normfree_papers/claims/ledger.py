@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from normfree.files import atomic_path, explain_os_errors
+from normfree.files import explain_os_errors, write_text
 from normfree.report import Column, Link, Table, to_markdown
-from normfree.report.page import Card, Page, Section, write_page
+from normfree.report.page import Card, Page, Section, render_page
 from normfree.report.tables import MARKS as TABLE_MARKS
 from normfree_papers.claims.claim import Claim
 from normfree_papers.claims.claim_status import (
@@ -83,11 +83,9 @@ def write_ledger(path: str | Path, out: str | Path, claims: Sequence[Claim] | No
     if not Path(out).is_dir():
         raise ValueError(f"expected a folder of results at '{out}', found none; name the one that holds them")
     found = entries(out, claims)
-    with explain_os_errors("the claims", path), atomic_path(path) as temporary:
-        if path.suffix == ".html":
-            write_page(page(found, path.parent), temporary)
-        else:
-            temporary.write_text(markdown(found, path.parent), encoding="utf-8")
+    text = render_page(page(found, path.parent)) if path.suffix == ".html" else markdown(found, path.parent)
+    with explain_os_errors("the claims", path):
+        write_text(path, text)
 
 
 def require_kind(path: str | Path) -> Path:

@@ -201,11 +201,12 @@ def _norm_ratios(direction: Direction, blocks: int, seed: int, device: str) -> l
     model.requires_grad_(False)
     x = torch.randn(64, width, generator=g).to(device).requires_grad_()
     y = model.body(x)
-    if direction == "forward":
-        return (y.norm(dim=1) / x.norm(dim=1)).tolist()
-    noise = torch.randn(y.shape, generator=g).to(y)
-    (gradient,) = torch.autograd.grad(y, x, noise)
-    return (gradient.norm(dim=1) / noise.norm(dim=1)).tolist()
+    before, after = x, y
+    if direction == "backward":
+        before = torch.randn(y.shape, generator=g).to(y)
+        (after,) = torch.autograd.grad(y, x, before)
+    ratios: list[float] = (after.norm(dim=1) / before.norm(dim=1)).tolist()
+    return ratios
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
