@@ -17,7 +17,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.beyond.equal_time import TUNING_SEED
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect, training_claim
-from normfree_papers.claims.seed_metrics import CHANCE_LINE, SMALL, NumbersByRow, accuracy, best_rates, points_panel
+from normfree_papers.claims.seed_metrics import CHANCE_LINE, SMALL, NumbersByRow, best_rates, points_panel
 from normfree_papers.claims.shared_ranges import it_trains, reading
 
 _BUILT = "as built"
@@ -81,10 +81,10 @@ def converted(settings: Settings) -> Measurement:
         for rate, _ in best_rates({rate: trials[row, rate] for rate in rates}, whole=True).values()
     }
     runs = settings.train_rows({(row, rate): rows[row, rate] for row, rate in best.items()}, words)
-    scores = runs.numbers(accuracy)
+    scores = runs.accuracies()
     found = NumbersByRow({row: scores[row, best.get(row)] for row in METHODS})
     at_edge = [f"{row} ({rate:g})" for row, rate in best.items() if len(rates) > 2 and rate in (rates[0], rates[-1])]
-    tried = trials.numbers(accuracy)
+    tried = trials.accuracies()
     drawn = {row: [tried[row, rate] for rate in rates] for row in METHODS}
     return Measurement(
         values=found.named("test accuracy, {}") | found.differences(*((row, _BUILT) for row in _FREE)),

@@ -25,15 +25,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect, training_claim
 from normfree_papers.claims.depth_curves import table
-from normfree_papers.claims.seed_metrics import (
-    CHANCE_LINE,
-    SMALL,
-    EndedRun,
-    Runs,
-    accuracy,
-    held_out,
-    points_panel,
-)
+from normfree_papers.claims.seed_metrics import CHANCE_LINE, SMALL, EndedRun, Runs, held_out, points_panel
 from normfree_papers.claims.shared_ranges import it_trains, reading
 
 FIXUP, NF, NORMED = "Fixup", "NF", "batch norm"
@@ -186,7 +178,7 @@ def equal_time(settings: Settings) -> Measurement:
     """Fixup and NF beside batch norm, tuned by as many trials, at equal epochs and at equal time."""
     best, tables, notes = tune(settings)
     even = settings.train_rows(best, "{}, equal epochs")
-    found = even.numbers(accuracy)
+    found = even.accuracies()
     columns = found.named("test accuracy, {}, equal epochs")
     for arm in _FREE:
         columns[_lead(arm, "epochs")] = found[arm] - found[NORMED]
@@ -197,7 +189,7 @@ def equal_time(settings: Settings) -> Measurement:
     epochs = {arm: affordable_epochs(even[arm], even[NORMED]) for arm in free}
     rows = {arm: best[arm].with_changes(epochs=epochs[arm]) for arm in free}
     timed = settings.train_rows(rows, "{}, equal time")
-    scores = timed.numbers(accuracy)
+    scores = timed.accuracies()
     columns |= scores.named("test accuracy, {}, equal time")
     ended = Runs({arm: _ended(runs) for arm, runs in {**timed, NORMED: even.get(NORMED, {})}.items()})
     seconds = ended.numbers(training_seconds)
@@ -309,7 +301,7 @@ def batch_sizes(settings: Settings) -> Measurement:
     best, _, notes = tune(settings)
     batches = QUICK_BATCHES if settings.quick else BATCHES
     rows = {(arm, batch): batch_config(best[arm], batch) for arm, batch in product(best, batches)}
-    found = settings.train_rows(rows, "{}, batch {}").numbers(accuracy)
+    found = settings.train_rows(rows, "{}, batch {}").accuracies()
     columns = found.named("test accuracy, {}, batch {}")
     for arm, batch in product(_FREE, batches):
         columns[_at_batch(arm, batch)] = found[arm, batch] - found[NORMED, batch]

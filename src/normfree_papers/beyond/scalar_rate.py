@@ -23,9 +23,7 @@ from normfree_papers.claims.seed_metrics import (
     Numbers,
     NumbersByRow,
     Runs,
-    accuracy,
     combined,
-    error,
     points_panel,
 )
 from normfree_papers.claims.shared_ranges import GAP, does_not_train, reading, trains
@@ -102,11 +100,11 @@ def _variant_rows(scale: Scale) -> dict[tuple[str, str], TrainConfig]:
 )
 def scalar_rate(runs: Runs, scale: Scale) -> Measurement:
     """Accuracy of a deep network for five rates of its scalars. Reference: none; fixup, equation 5, without biases."""
-    found = runs.numbers(accuracy)
+    found = runs.accuracies()
     columns = found.named("accuracy, {}, {}")
     values: dict[str, list[float]] = {}
     if scale == "full":
-        errors = runs.numbers(error)
+        errors = runs.errors()
         ratios = [errors[name, "float32"] / errors[name, "mixed"] for name in _STEADY]
         columns["errors in float32 over mixed"] = combined(ratios, mean)
         for name in _VARIANTS:
@@ -212,7 +210,7 @@ def scalar_rate_law(settings: Settings) -> Measurement:
         for depth in depths
         for m in multiples
     }
-    found = settings.train_rows(rows, _WORDS).numbers(accuracy)
+    found = settings.train_rows(rows, _WORDS).accuracies()
     columns = found.named(f"accuracy, {_WORDS}")
     limits: dict[int, dict[int, float]] = {}  # the largest rate by seed and number of branches
     inside = Numbers()
@@ -253,4 +251,4 @@ def _far_away(settings: Settings, predicted: Mapping[int, float]) -> NumbersByRo
     }
     runs = settings.train(wanted) if wanted else {}
     made = {name: {s: run for s in predicted if (run := runs[f"{name}, seed {s}"])} for name in names.values()}
-    return Runs(made).numbers(accuracy).named("accuracy, {}")
+    return Runs(made).accuracies().named("accuracy, {}")

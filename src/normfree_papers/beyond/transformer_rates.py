@@ -19,7 +19,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect, training_claim
 from normfree_papers.claims.made_up_language import made_up_language
-from normfree_papers.claims.seed_metrics import EndedRun, Numbers, NumbersByRow, bleu, combined
+from normfree_papers.claims.seed_metrics import EndedRun, Numbers, NumbersByRow, combined
 
 _BOUNDED, _FIXUP, _NORM = "Fixup, bounded", "Fixup", "layer norm"
 _METHODS = {_BOUNDED: "fixup_bounded", _FIXUP: "fixup", _NORM: "layernorm"}
@@ -59,7 +59,7 @@ def _trained(
     shallowest = min(depth for _, depth in places)
     judged = {place: {best[place], best.get((place[0], shallowest), best[place])} for place in best}
     chosen = {(*place, rate): rows[*place, rate] for place, of in judged.items() for rate in of}
-    return best, settings.train_rows(chosen, words).numbers(bleu)
+    return best, settings.train_rows(chosen, words).bleu_scores()
 
 
 _STAYS = (

@@ -103,8 +103,8 @@ class Settings:
         """Return the runs of every row, one per seed, which are named by `words` with the row in the braces."""
         names = {(row, seed): f"{named(words, row)}, seed {seed}" for row in rows for seed in self.seeds}
         found = self.train({name: rows[row].with_changes(seed=seed) for (row, seed), name in names.items()})
-        there = {place: run for place, name in names.items() if (run := found[name]) is not None}
-        return Runs({row: {seed: there[row, seed] for seed in self.seeds if (row, seed) in there} for row in rows})
+        runs = {row: {seed: found[names[row, seed]] for seed in self.seeds} for row in rows}
+        return Runs({row: {seed: run for seed, run in of.items() if run is not None} for row, of in runs.items()})
 
 
 def _over_seeds(found: Sequence[Mapping[Name, Found]]) -> dict[Name, list[Found]]:

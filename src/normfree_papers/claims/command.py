@@ -227,13 +227,20 @@ def _line(entry: Entry) -> tuple[str, ...]:
     return claim.id, verdict, "" if row is None else sample_size_text(row), precision, data, entry.freshness.state, cost
 
 
+_CLAIM_FIELDS = (
+    *("id", "paper", "where", "statement", "paper_value", "how", "cost", "needs_data", "needs_training", "lacks"),
+    *("stand_in", "departures"),
+)
+_CHECK_FIELDS = ("name", "statement", "paper", "low", "high", "why", "source", "exact", "binary", "main", "lacks")
+_RESULT_FIELDS = ("scale", "seeds", "command", "commit", "date", "seconds")
+
+
 def _record(entry: Entry) -> Any:
     """A claim with its judgement as data for JSON."""
-    claim, deciding = entry.claim, entry.judgement.deciding
-    said = ("name", "statement", "paper", "low", "high", "why", "source", "exact", "binary", "main", "lacks")
+    deciding = entry.judgement.deciding
     checks = [
         {
-            **{name: getattr(row.check, name) for name in said},
+            **{name: getattr(row.check, name) for name in _CHECK_FIELDS},
             "measured": row.measured,
             "interval": None if row.interval is None else [row.interval.low, row.interval.high],
             "values": list(row.values),
@@ -241,18 +248,16 @@ def _record(entry: Entry) -> Any:
         }
         for row in entry.judgement.rows
     ]
-    told = ("id", "paper", "where", "statement", "paper_value", "how", "cost", "needs_data", "needs_training")
-    kept = ("scale", "seeds", "command", "commit", "date", "seconds")
     return to_json_values(
         {
-            **{name: getattr(claim, name) for name in (*told, "lacks", "stand_in", "departures")},
-            "cost": asdict(claim.cost),
+            **{name: getattr(entry.claim, name) for name in _CLAIM_FIELDS},
+            "cost": asdict(entry.claim.cost),
             "status": entry.status,
             "deciding": None if deciding is None else deciding.check.name,
             "precision": entry.precision,
             "stale": {"state": entry.freshness.state, "reasons": list(entry.freshness.reasons)},
             "mutants": {"text": entry.breaks, **entry.mutants},
             "checks": checks,
-            "result": None if entry.result is None else {key: entry.result[key] for key in kept},
+            "result": None if entry.result is None else {key: entry.result[key] for key in _RESULT_FIELDS},
         }
     )

@@ -47,9 +47,9 @@ def accuracy(run: EndedRun, diverged: float = CHANCE) -> float:
     return 100 * run.accuracy(diverged / 100)
 
 
-def error(run: EndedRun) -> float:
-    """Test error; a diverged run counts as chance."""
-    return 100 - accuracy(run)
+def error(run: EndedRun, diverged: float = CHANCE) -> float:
+    """Test error; `diverged` is the accuracy of a diverged run."""
+    return 100 - accuracy(run, diverged)
 
 
 def training_accuracy(run: EndedRun, diverged: float = CHANCE) -> float:
@@ -59,11 +59,6 @@ def training_accuracy(run: EndedRun, diverged: float = CHANCE) -> float:
 
 def _fitted(run: EndedRun, epoch: int) -> float:
     return 100 * float(run.metrics[epoch]["train_accuracy"])
-
-
-def bleu(run: EndedRun) -> float:
-    """BLEU of a run's test sentences; 0 for a diverged run."""
-    return 0.0 if run.diverged else float(run.result["bleu"]["score"])
 
 
 def held_out(run: EndedRun) -> float:
@@ -151,6 +146,22 @@ class Runs(dict[Any, dict[int, EndedRun]]):
     def numbers(self, number: Callable[[EndedRun], float]) -> NumbersByRow:
         """A number of every run."""
         return NumbersByRow({row: numbers_of(seeds, number) for row, seeds in self.items()})
+
+    def accuracies(self) -> NumbersByRow:
+        """Test accuracies; a diverged run counts as chance."""
+        return self.numbers(accuracy)
+
+    def errors(self, chance: float = CHANCE) -> NumbersByRow:
+        """Test errors; a diverged run counts as chance."""
+        return self.numbers(lambda run: error(run, chance))
+
+    def training_accuracies(self) -> NumbersByRow:
+        """Accuracies on the augmented training images over the last epoch; a diverged run counts as chance."""
+        return self.numbers(training_accuracy)
+
+    def bleu_scores(self) -> NumbersByRow:
+        """BLEU of the test sentences; 0 for a diverged run."""
+        return self.numbers(lambda run: 0.0 if run.diverged else float(run.result["bleu"]["score"]))
 
     def learning_panel(self, title: str, chance: float | None = CHANCE) -> tuple[Panel, ...]:
         """The panel of training accuracy after every epoch: the median of the seeds that reached it, and each seed."""

@@ -8,16 +8,7 @@ from __future__ import annotations
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
-from normfree_papers.claims.seed_metrics import (
-    CHANCE_LINE,
-    DEAD,
-    SMALL,
-    Runs,
-    accuracy,
-    error,
-    points_panel,
-    training_accuracy,
-)
+from normfree_papers.claims.seed_metrics import CHANCE_LINE, DEAD, SMALL, Runs, points_panel, training_accuracy
 from normfree_papers.claims.shared_ranges import GAP, does_not_train, reading, trains
 
 # Section 3: rule 2 alone is sufficient and necessary, rules 1 and 3 improve on it
@@ -87,8 +78,8 @@ def sec3(runs: Runs, scale: Scale) -> Measurement:
     """Rule 2 alone, and Fixup without other rules. Reference: fixup, section 3, text below the rules; equation 5."""
     kinds = ("deep", "early", "whole")
     deep, early, whole = (Runs({row: of for (row, other), of in runs.items() if other == kind}) for kind in kinds)
-    fitted, errors = early.numbers(training_accuracy), whole.numbers(error)
-    columns = deep.numbers(accuracy).named("accuracy, {}")
+    fitted, errors = early.training_accuracies(), whole.errors()
+    columns = deep.accuracies().named("accuracy, {}")
     columns |= fitted.named("training accuracy, {}") | errors.named("test error, {}")
     columns |= fitted.differences(("Fixup", _ALONE))
     columns |= errors.differences(*((row, "Fixup") for row in list(errors)[1:])).named("test error, {}")
@@ -182,7 +173,7 @@ def _depth_checks(scale: Scale) -> list[Check]:
 )
 def fig3(runs: Runs, scale: Scale) -> Measurement:
     """Test accuracy after the first epoch over depth. Reference: fixup, section 4.1, Figure 3."""
-    found, errors = runs.numbers(accuracy), runs.numbers(error)
+    found, errors = runs.accuracies(), runs.errors()
     columns = found.named("accuracy, {}, {:,} layers")
     for method, depth in runs:
         if method in ("Fixup", _SLOW):
@@ -262,7 +253,7 @@ def fig4(runs: Runs, scale: Scale) -> Measurement:
 
     Differs: the mean over the third epoch, since runs log once per epoch.
     """
-    found, errors = runs.numbers(training_accuracy), runs.numbers(lambda run: 100 - training_accuracy(run))
+    found, errors = runs.training_accuracies(), runs.numbers(lambda run: 100 - training_accuracy(run))
     columns = found.named("training accuracy, {}") | found.differences(*_LOSES)
     columns["training errors over batch norm's"] = errors["Fixup"] / errors["batch norm"]
     return Measurement(

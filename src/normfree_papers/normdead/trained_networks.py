@@ -24,10 +24,8 @@ from normfree_papers.claims.seed_metrics import (
     QUICK_SETTINGS,
     NumbersByRow,
     Runs,
-    accuracy,
     combined,
     points_panel,
-    training_accuracy,
 )
 
 _BATCH_NORM, _NF, _CLIPPED = "batch norm", "NF", "NF, clipped"
@@ -111,8 +109,8 @@ def _on_par() -> tuple[Check, ...]:
 )
 def sec4_3(runs: Runs, scale: Scale) -> Measurement:
     """Test accuracy of NF beside batch norm. Reference: normdead, section 4.3."""
-    found = runs.numbers(accuracy)
-    columns = found.named("test accuracy, {}") | runs.numbers(training_accuracy).named("training accuracy, {}")
+    found = runs.accuracies()
+    columns = found.named("test accuracy, {}") | runs.training_accuracies().named("training accuracy, {}")
     columns |= found.differences((_NF, _BATCH_NORM), (_CLIPPED, _BATCH_NORM))
     if scale == "full":
         columns |= found.differences(*((_regularized(row), _regularized(_BATCH_NORM)) for row in (_NF, _CLIPPED)))
@@ -185,7 +183,7 @@ def _clipping_checks() -> tuple[Check, ...]:
 )
 def sec5_2_clipping(runs: Runs, scale: Scale) -> Measurement:
     """The largest rate that trains with and without clipping. Reference: normdead, section 5.2; Brock 2021b."""
-    found, rates, trains = runs.numbers(accuracy), _RATES[scale], DEAD if scale == "quick" else 50.0
+    found, rates, trains = runs.accuracies(), _RATES[scale], DEAD if scale == "quick" else 50.0
     drawn = {row: [found[row, rate] for rate in rates] for row in _ARMS}
     steps = NumbersByRow({row: combined(of, lambda ones: steps_that_train(ones, trains)) for row, of in drawn.items()})
     columns = steps | steps.differences((_CLIPPED, _BATCH_NORM), (_CLIPPED, _NF))
@@ -249,7 +247,7 @@ def _regnet_configs(scale: Scale) -> dict[str, TrainConfig]:
 )
 def sec4_3_regnet(runs: Runs, scale: Scale) -> Measurement:
     """Gaps of RegNets to EfficientNet-B0, and their normalizers. Reference: normdead, section 4.3."""
-    found = runs.numbers(accuracy)
+    found = runs.accuracies()
     columns = found.named("test accuracy, {}")
     if scale == "full":
         naive, free = (found[_EFFICIENT] - found[row] for row in (_NAIVE, _NF_REGNET))

@@ -24,7 +24,6 @@ from normfree_papers.claims.seed_metrics import (
     QUICK_SETTINGS,
     NumbersByRow,
     Runs,
-    accuracy,
     combined,
     diverged_points,
     points_panel,
@@ -191,7 +190,7 @@ def _measure(figure: _Figure, runs: Runs, scale: Scale) -> Measurement:
     Reference: robust, section 4, Figure 3; appendix A, Figures 6 and 7.
     Differs: the test accuracy is measured once, at the end; the paper plots it for every epoch.
     """
-    network, found = figure.network(scale), runs.numbers(accuracy)
+    network, found = figure.network(scale), runs.accuracies()
     columns = found.named(_ACCURACY.format("{}", network))
     others = (_NORMED, *_OTHERS, *(row for row in BESIDE if row in found))
     for first, second in ((_NORMED, _CONV), *((_CONV, row) for row in others)):

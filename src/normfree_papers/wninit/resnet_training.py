@@ -15,16 +15,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, rows_claim, training_claim
 from normfree_papers.claims.depth_curves import mean, table
-from normfree_papers.claims.seed_metrics import (
-    DEAD,
-    QUICK_SETTINGS,
-    EndedRun,
-    NumbersByRow,
-    Runs,
-    best_rates,
-    combined,
-    error,
-)
+from normfree_papers.claims.seed_metrics import DEAD, QUICK_SETTINGS, EndedRun, NumbersByRow, Runs, best_rates, combined
 from normfree_papers.claims.shared_ranges import counted_error, reading, trains
 
 _INITIALIZATIONS = {
@@ -243,7 +234,7 @@ def table1(runs: Runs, scale: Scale) -> Measurement:
         if chosen_runs := best_rates(tried, whole=place[1] != "proposed + warm-up"):
             best[place] = {seed: run for seed, (_, run) in chosen_runs.items()}
             chosen[place] = [f"{rate:g}" for rate, _ in chosen_runs.values()]
-    errors = Runs(best).numbers(error)
+    errors = Runs(best).errors()
     columns = errors.named("{}, {}")
     for network, (a, b) in product(networks, _PAIRS):
         columns[f"{network}, {a} - {b}"] = errors[network, a] - errors[network, b]
@@ -261,7 +252,7 @@ def table1(runs: Runs, scale: Scale) -> Measurement:
 def _panels(network: str, best: dict[tuple[str, str], dict[int, EndedRun]]) -> tuple[Panel, ...]:
     runs = Runs({row: best.get((network, row), {}) for row in _ROWS})
     if network in _PRINTED:
-        return runs.numbers(error).paper_panel(f"test error of {network}", _PRINTED[network])
+        return runs.errors().paper_panel(f"test error of {network}", _PRINTED[network])
     return runs.learning_panel(f"training accuracy of {network}")
 
 
