@@ -239,11 +239,11 @@ def test_activation_refuses_unknown_names() -> None:
 )
 def test_method_of_the_survey_can_be_built_and_normalizes_somewhere(name: str) -> None:
     method = get(name)
-    parts = [CONVOLUTIONS[method.weight](3, 8, 3), activation(method.activation)]
+    parts = [CONVOLUTIONS[method.weight_kind](3, 8, 3), activation(method.activation)]
     if method.norm:
         parts.insert(1, normalizer(method.norm, 8))
     assert nn.Sequential(*parts)(torch.randn(2, 3, 5, 5, generator=generator(0))).shape == (2, 8, 3, 3)
-    assert (method.norm, method.weight, method.activation) != (None, "plain", "relu")
+    assert (method.norm, method.weight_kind, method.activation) != (None, "plain", "relu")
 
 
 @pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm1d, (4, 3)), (nn.BatchNorm2d, (2, 3, 5, 5))])

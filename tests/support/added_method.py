@@ -13,7 +13,7 @@ def mine(**changes: object) -> Method:
         summary="half of every branch",
         paper="none",
         reference="here",
-        weights="plain; He fan-in",
+        weights_text="plain; He fan-in",
         rule=Rule(beta=Law(0.5)),
         initializer=he_fan_in_,
     )

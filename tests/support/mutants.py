@@ -27,7 +27,8 @@ from normfree.diagnostics import homogeneity_bounds, updates
 from normfree.diagnostics.curvature import Hessian
 from normfree.methods import Law, Method
 from normfree.methods.initialize import InitContext
-from normfree.methods.method import _FACTORIES, ONE, SQRT_HALF, ScalarRate
+from normfree.methods.method import ONE, SQRT_HALF, ScalarRate
+from normfree.methods.method_registry import _FACTORIES
 from normfree.methods.nf_resnets import InverseStd
 from normfree.methods.residual_scaling import GeometricSeries
 from normfree.models.base import BlockBuilder

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from normfree.methods.method import get, short_spec
+from normfree.methods.method_registry import get, short_spec
 from normfree.report.tables import compact
 
 _MOST_RESCALED = 3  # rescaled parameters that are printed by name

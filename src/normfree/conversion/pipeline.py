@@ -239,7 +239,7 @@ def _refuse(conversion: _Conversion) -> None:
                 f"expected a model that was not converted yet, got one with scalars at {quoted(name)}; convert the "
                 "original, or write new weights by initialize_"
             )
-    needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
+    needs_sums = method.weight_kind == "plain" and not {"none", "dense"} & set(method.skips)
     if not inspection.plan.branches and not conversion.keeps_layers and needs_sums:
         raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
     obstacles = inspection.obstacles(model)
@@ -249,7 +249,7 @@ def _refuse(conversion: _Conversion) -> None:
         obstacles |= {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
     else:
         obstacles |= conversion.placed.obstacles
-        kind = f"a {method.weight.replace('_', ' ')} layer"
+        kind = f"a {method.weight_kind.replace('_', ' ')} layer"
         obstacles |= {
             f"'{path}' cannot become {kind}: {reason}": ""
             for path, reason in layers_not_reparametrizable(model, inspection.plan, method, inspection.flow).items()

@@ -314,9 +314,9 @@ def reparametrize_layers_(model: nn.Module, hidden: Iterable[Layer], method: Met
     added = []
     for layer in {(layer.name, layer.parameter): layer for layer in hidden}.values():
         module = modules[layer.name]
-        if method.weight != "plain":
-            reparametrize_(module, method.weight, transposed=layer.transposed)
-            added.append(Added(layer.name, f"{method.weight.replace('_', ' ')} layer"))
+        if method.weight_kind != "plain":
+            reparametrize_(module, method.weight_kind, transposed=layer.transposed)
+            added.append(Added(layer.name, f"{method.weight_kind.replace('_', ' ')} layer"))
         if method.layer_bias and isinstance(module, WEIGHT_LAYERS) and module.bias is None:
             module.bias = nn.Parameter(module.weight.new_zeros(module.weight.shape[0]))
             added.append(Added(layer.name, "bias per channel"))

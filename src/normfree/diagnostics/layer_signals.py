@@ -14,10 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal, ModuleFact
-from normfree.nn.model_state import ModelParts
+from normfree.nn.model_state import ModelParts, full_tensor, is_sharded
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
-from normfree.nn.sharding import full_tensor, is_sharded
 from normfree.plan import Branch, Layer, ResidualPlan
 from normfree.report.tables import Column, Table, compact
 

@@ -18,9 +18,9 @@ from normfree.diagnostics.graph_nodes import nodes_read
 from normfree.diagnostics.moments import MomentStore, adds_constant, channels_after, concatenate, variations
 from normfree.diagnostics.signals import NUMBERS, Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
+from normfree.nn.model_state import full_tensor
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.nn.sharding import full_tensor
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 

@@ -11,9 +11,19 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from normfree import theory
-from normfree.errors import unknown_name
 from normfree.methods.initialize import InitContext, gain
-from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate, register
+from normfree.methods.method import (
+    NONE,
+    ONE,
+    RESIDUAL_SUMS,
+    Law,
+    Method,
+    Rule,
+    ScalarRate,
+    require_choice,
+    require_positive,
+)
+from normfree.methods.method_registry import register
 from normfree.plan import Branch, Layer, ResidualPlan
 
 
@@ -84,9 +94,6 @@ def _he_fan_out_(ctx: InitContext, layer: Layer) -> None:
     ctx.set_(layer, _he_fan_out(ctx, layer))
 
 
-_TRANSFORMERS = ("authors", "biased")
-
-
 @register
 def fixup(
     *,
@@ -128,17 +135,15 @@ def fixup(
     the attention over the memory, at any depth. A classifier tied to the embeddings is not zero, so such a network
     starts above the loss of a uniform guess. A converted Transformer keeps its bias vectors and gets δ.
     """
-    if not scale > 0:
-        raise ValueError(f"expected option 'scale' of method 'fixup' to be positive, got {scale:g}")
-    if transformer not in _TRANSFORMERS:
-        raise unknown_name("value of option 'transformer' of method 'fixup'", transformer, _TRANSFORMERS)
+    require_positive("fixup", scale=scale)
+    require_choice("fixup", "transformer", transformer, ("authors", "biased"))
     return Method(
         name="fixup",
         summary="rescaled initialization that updates the network by Θ(η) per step at any depth",
         paper="fixup",
         reference="fixup, section 3, equation 5",
-        h="identity, or of x + b at transitions",
-        weights="plain; He fan-out (Transformers: Xavier) × L^(-1/(2m-2)), last and classifier 0, scalar biases",
+        shortcut_text="identity, or of x + b at transitions",
+        weights_text="plain; He fan-out (Transformers: Xavier) × L^(-1/(2m-2)), last and classifier 0, scalar biases",
         rule=Rule(
             beta=Law(1.0, learnable=True) if branches and multiplier else ONE,
             delta=Law(0.0, learnable=True) if bias else NONE,
@@ -174,8 +179,8 @@ def fixup_bounded(*, scalar_lr: str = "auto", transformer: str = "authors") -> M
         summary="fixup that counts an attention as two layers, because its softmax is bounded: Θ(η) for Transformers",
         paper="none",
         reference="ours; docs/design.md",
-        h="identity",
-        weights="plain; as fixup, but values × L^(-1/2), queries and keys × 1",
+        shortcut_text="identity",
+        weights_text="plain; as fixup, but values × L^(-1/2), queries and keys × 1",
         initializer=FixupInit(bounded=True, xavier=transformer == "authors"),
         skips=("sequence",),
     )

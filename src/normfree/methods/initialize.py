@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from normfree import theory
 from normfree.arguments import check_arguments
-from normfree.methods.method import Method, get
+from normfree.methods.method import Method
+from normfree.methods.method_registry import get
 from normfree.nn.attention import TokenEmbedding
 from normfree.nn.model_state import eval_mode, restored_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
@@ -324,9 +325,9 @@ def _check(ctx: InitContext, method: Method) -> None:
     if ctx.plan.changes is not None:
         remedy = f"convert the original again, by '{method.spec}'"
     for layer, weighted in ctx.each(ctx.plan.hidden()):
-        if weight_kind(weighted) != method.weight:
+        if weight_kind(weighted) != method.weight_kind:
             raise ValueError(
-                f"method '{method.name}' expects {method.weight} layers, got {type(weighted).__name__} at "
+                f"method '{method.name}' expects {method.weight_kind} layers, got {type(weighted).__name__} at "
                 f"'{layer.name}'; {remedy}"
             )
     if method.kind == "norm-free":

@@ -18,7 +18,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from normfree.methods import Form, Law, Method, Skip
-from normfree.methods.method import short_spec
+from normfree.methods.method_registry import short_spec
 from normfree.nn.normalizers import ACTIVATION_TYPES, OmittedActivation, activation, normalizer
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -52,7 +52,7 @@ class BlockBuilder:
 
     def layer(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> nn.Module:
         """Return a weight layer of the method's kind; vectors ignore kernel and stride."""
-        kind, bias = self.method.weight, self.method.layer_bias
+        kind, bias = self.method.weight_kind, self.method.layer_bias
         if not self.spatial:
             return LINEARS[kind](inputs, outputs, bias=bias)
         padding = kernel // 2

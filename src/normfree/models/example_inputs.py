@@ -22,7 +22,7 @@ from normfree.models.builder import is_foreign
 from normfree.models.third_party import call_factory, create_model, import_object
 from normfree.models.weight_files import load_weights
 from normfree.nn.attention import random_words
-from normfree.nn.device_memory import require_memory
+from normfree.nn.devices import require_memory
 
 FOREIGN_IMAGE = (3, 224, 224)
 _FEW = 5  # names of tensors in a message

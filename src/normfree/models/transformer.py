@@ -372,10 +372,10 @@ class TransformerShape:
 
     def build(self, config: ModelConfig) -> BaseModel:
         """Build the model; its parameters are not initialized."""
-        if config.method.weight != "plain" or config.method.remove_branches:
+        if config.method.weight_kind != "plain" or config.method.remove_branches:
             raise ValueError(
                 f"model '{config.name}' expects a method with plain weight layers and branches, got "
-                f"'{config.method.spec}' with {config.method.weight.replace('_', ' ')} layers"
+                f"'{config.method.spec}' with {config.method.weight_kind.replace('_', ' ')} layers"
                 f"{' and no branches' if config.method.remove_branches else ''}; use 'fixup' or 'layernorm'"
             )
         kind = Transformer if self.encoder and self.decoder else Encoder if self.encoder else Decoder

@@ -1,27 +1,26 @@
 """The state of a model: run a model and restore its state afterwards.
 
 `preserve_model_state` is the context manager for a pass through a model. `on_meta` does the same on tensors without
-values. `restored_on_error` rolls back a failed change. `reshard_` is for models that FSDP2 (`fully_shard`) shards; all
-processes must call it together. The other functions are building blocks of these.
+values. `restored_on_error` rolls back a failed change. `reshard_` and `full_tensor` are for models that FSDP2
+(`fully_shard`) shards; all processes must call them together. The other functions are building blocks of these.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from normfree.nn.sharding import Key, by_device_and_type
-
+Key = TypeVar("Key", bound=Hashable)
 _CONTAINERS = (dict, OrderedDict, list, set)
 
 
@@ -297,3 +296,28 @@ def reshard_(modules: Iterable[nn.Module]) -> bool:
     for module in found:
         module.reshard()
     return bool(found)
+
+
+def by_device_and_type(tensors: Mapping[Key, Tensor]) -> Iterator[tuple[list[Key], torch.dtype]]:
+    """Group the keys of tensors that share device and type, so that one kernel can handle each group.
+
+    Sharded tensors are groups of their own.
+    """
+    groups: defaultdict[tuple[torch.device, torch.dtype, bool], list[Key]] = defaultdict(list)
+    for key, tensor in tensors.items():
+        groups[tensor.device, tensor.dtype, is_sharded(tensor)].append(key)
+    for (_, dtype, _), keys in groups.items():
+        yield keys, dtype
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is spread over processes (a DTensor of FSDP2)."""
+    # Importing torch's distributed tensors takes seconds, so look them up only if the caller has imported them.
+    library: Any = sys.modules.get("torch.distributed.tensor")
+    return library is not None and isinstance(tensor, library.DTensor)
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor with all its values, gathered from the processes if it is sharded."""
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return full

@@ -18,8 +18,7 @@ from normfree.errors import require_package
 from normfree.models import BaseModel
 from normfree.models.base import every_module
 from normfree.models.builder import is_foreign
-from normfree.nn.device_memory import LARGE, explained_shortage, require_memory, require_room_for_activations
-from normfree.nn.devices import device_of
+from normfree.nn.devices import LARGE, device_of, explained_shortage, require_memory, require_room_for_activations
 from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.residual import reset_precision_
