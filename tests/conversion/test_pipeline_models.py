@@ -84,7 +84,7 @@ def test_conversion_keeps_the_plan(name: str) -> None:
     again = normfree.discover(model, case.example)
     assert [b.name for b in again.branches] == [b.name for b in plan.branches]
     assert [b.degree for b in again.branches] == [b.degree for b in plan.branches]
-    assert [b.ends for b in again.branches] == [b.ends for b in plan.branches]
+    assert [b.last_layers for b in again.branches] == [b.last_layers for b in plan.branches]
     assert set(case.model.state_dict()) >= {k for k in model.state_dict() if not k.endswith(("beta", "delta", "shift"))}
 
 

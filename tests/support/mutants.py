@@ -98,7 +98,7 @@ def _then(names: str, change: Callable[[Any, Layer, Branch | None], object]) -> 
     def added(method: Method) -> Method:
         def initialize(ctx: InitContext) -> None:
             method.initializer(ctx)
-            ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}
+            ends = {layer: branch for branch in ctx.plan.branches for layer in branch.last_layers}
             for layer, module in ctx.each(ctx.plan.hidden()):
                 change(module, layer, ends.get(layer))
 
@@ -158,7 +158,7 @@ def _lecun(ctx: InitContext, layer: Layer) -> None:
 
 
 def _no_relu_gain(module: Any, layer: Layer, branch: Branch | None) -> None:
-    if layer.activated_out and branch is None:
+    if layer.feeds_activation and branch is None:
         module.gain.div_(2**0.5)
 
 

@@ -17,13 +17,9 @@ from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccount
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ATTENTION, DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS, tensors_of
-from normfree.graph.recorder import record, record_training
+from normfree.graph.recorder import record_evaluation, record_training
 from normfree.graph.residual_sums import latest_common_ancestor
-from normfree.nn.model_state import (
-    call_arguments,
-    eval_pass,
-    preserve_model_state,
-)
+from normfree.nn.model_state import preserve_model_state
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan
@@ -161,7 +157,9 @@ class Inspection:
                 f"left in place, though it behaves like a normalizer: {listed(self.norm_like, self.norm_like)}; to "
                 "have it removed, give its class the name of one, such as MyLayerNorm"
             )
-        scales = dict.fromkeys(name for branch in self.plan.branches for name in branch.scales if not keeps_layers)
+        scales = dict.fromkeys(
+            name for branch in self.plan.branches for name in branch.layer_scales if not keeps_layers
+        )
         if scales:
             notes.append(f"layer scales were set to 1, because the method scales the branches: {listed(scales)}")
         for product, places in (("squared", self.squares), ("multiplied with itself twice or more", self.powers)):
@@ -219,13 +217,10 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     Raises:
         ValueError: If the model does not run on the example.
     """
-    args, kwargs = call_arguments(example)
-    # In training mode a model may skip blocks at random.
-    with eval_pass(model):
-        flow = record(model, *args, **kwargs)
-    training = record_training(model, *args, **kwargs) if plan is None else None
-    flows = [flow, training] if training else [flow]
     norms = find_norms(model)
+    flow = record_evaluation(model, example, norms)
+    training = record_training(model, example, norms) if plan is None else None
+    flows = [flow, training] if training else [flow]
     returned = {node.name: [node] for node in flow.nodes if node.is_module}
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
     steps = [node for each in flows for node in each.nodes] if plan is None else []
@@ -271,7 +266,7 @@ def _data_size(flow: Flow, norms: Container[str], example: Any) -> float:
     """The largest root mean square of a tensor of the example that a first layer or normalizer reads."""
     inputs = [node for node in flow.nodes if node.kind == "input"]  # the tensors of the example come first
     size = 0.0
-    for node, tensor in zip(inputs, tensors_of(call_arguments(example)), strict=False):
+    for node, tensor in zip(inputs, tensors_of(example), strict=False):
         readers = list(node.users)
         for reader in readers:
             readers += reader.users if reader.function in VIEWS | {"identity"} else []

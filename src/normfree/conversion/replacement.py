@@ -229,7 +229,7 @@ def _classes(module: nn.Module) -> str:
 def reset_layer_scales_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
     """Set layer scales (ConvNeXt's and CaiT's factor per channel, initially 1e-6) to 1, since β is the scale now."""
     rescaled = []
-    for name in dict.fromkeys(name for branch in plan.branches for name in branch.scales):
+    for name in dict.fromkeys(name for branch in plan.branches for name in branch.layer_scales):
         parameter = model.get_parameter(name)
         before = parameter.mean().item()
         parameter.fill_(1.0)
@@ -279,7 +279,7 @@ def _scale(embedding: nn.Embedding) -> float:
 def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
     """The number of channels at the start of the residual stream."""
     for branch in plan.branches[:1]:
-        for layer in branch.entries[:1]:
+        for layer in branch.first_layers[:1]:
             weight = getattr(modules[layer.name], layer.parameter)
             assert isinstance(weight, Tensor)
             return weight.shape[0 if layer.transposed else 1]
@@ -290,7 +290,7 @@ def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Flow) -> list[str
     """The names of the learned tokens: parameters that are concatenated to the sequence, or that a layer reads."""
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
-    joined = [name for name in plan.aside if name in parameters and "joined" in flow.weights.uses[name]]
+    joined = [name for name in plan.other_parameters if name in parameters and "joined" in flow.weights.uses[name]]
     return [name for name in joined if parameters[name].dim() >= 2 and parameters[name].shape[-1] == width]
 
 

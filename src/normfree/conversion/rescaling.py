@@ -135,7 +135,7 @@ def divide_shared_ends_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
     n branches with weights of their own add up like random numbers: their sum is √n times as large as one of them. With
     one weight they add up like one number, n times as large.
     """
-    uses = Counter(layer for branch in plan.branches for layer in dict.fromkeys(branch.ends) if not layer.tied)
+    uses = Counter(layer for branch in plan.branches for layer in dict.fromkeys(branch.last_layers) if not layer.tied)
     modules = dict(model.named_modules())
     return [_divide_(modules[layer.name], layer, n**0.5) for layer, n in uses.items() if n > 1]
 
@@ -185,7 +185,7 @@ def rescaling_(
             std: float = out.std(unbiased=False).item()
             if not 1e-12 < std < 1e12:
                 return None
-            std *= float(layer.share**0.5)  # parallel layers share the variance of their sum
+            std *= float(layer.parallel_paths**0.5)  # parallel layers share the variance of their sum
             std *= max(len(plan.branches), 1) ** 0.5 if layer.modulates else 1.0
             divide(module, layer, std)
             return out / std  # the layers that follow read the signal at its new scale already
@@ -199,7 +199,7 @@ def rescaling_(
         module.weight.neg_()  # type: ignore[operator]
         return -out
 
-    merging = [layer for branch in plan.branches if branch.merges for layer in branch.layers]
+    merging = [layer for branch in plan.branches if branch.merges_signals for layer in branch.layers]
     candidates = (*plan.stem[1:], *plan.body, *merging) if layers else ()
     outside = [layer for layer in candidates if not layer.tied and not layer.gate]
     own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]

@@ -166,14 +166,14 @@ class _Placing:
         if whole != 1.0 or rule.c.set_by_initializer:
             self._place_at_block(branch, "beta", whole, False)
         if "beta" in values:
-            beta = (values["beta"] or float(branch.merges)) / factor
-            for layer in branch.ends if beta != 1.0 or rule.beta.learnable else ():
+            beta = (values["beta"] or float(branch.merges_signals)) / factor
+            for layer in branch.last_layers if beta != 1.0 or rule.beta.learnable else ():
                 self._place_at_end(branch, layer, "beta", beta, rule.beta.learnable)
         if "delta" in values and branch.layers:
-            self._place_at_end(branch, branch.ends[-1], "delta", values["delta"], rule.delta.learnable)
+            self._place_at_end(branch, branch.last_layers[-1], "delta", values["delta"], rule.delta.learnable)
         alpha = values.get("alpha", 1.0)
         if alpha != 1.0 or ("alpha" in values and rule.alpha.learnable):
-            for layer in (*branch.entries, *branch.shortcut_layers[:1]):
+            for layer in (*branch.first_layers, *branch.shortcut_layers[:1]):
                 self._place_at(layer, "alpha", alpha, rule.alpha.learnable)
 
     def _place_biases(self, branch: Branch) -> None:
@@ -184,14 +184,14 @@ class _Placing:
         """
         for layer in (*branch.layers, *branch.shortcut_layers[:1]):
             if not layer.gate:
-                edge = layer in branch.entries or layer in branch.shortcut_layers
+                edge = layer in branch.first_layers or layer in branch.shortcut_layers
                 self._place_at(layer, "shift", 0.0, True, edge=edge)
         for layer in branch.layers:
-            if layer not in branch.ends:
+            if layer not in branch.last_layers:
                 self._place_bias_after(layer)
 
     def _place_bias_after(self, layer: Layer) -> None:
-        if layer.activated_out and getattr(self.modules.get(layer.name), "bias", None) is None:
+        if layer.feeds_activation and getattr(self.modules.get(layer.name), "bias", None) is None:
             self._place_at(layer, "delta", 0.0, True, edge=False)
 
     def _place_at_end(self, branch: Branch, layer: Layer, scalar: ScalarName, value: float, learnable: bool) -> None:
@@ -201,13 +201,13 @@ class _Placing:
         does not. If no module returns the output of the activation, the multiplier is placed before it: that is the
         same function if the multiplier is positive and the activation a ReLU.
         """
-        if not (layer.nonzero or layer.activated_out):
+        if not (layer.must_be_nonzero or layer.feeds_activation):
             self._place_at(layer, scalar, value, learnable)
             return
         holder, rectified = self._after_activation(branch)
         if holder is not None:
             starts_at_zero = scalar == "beta" and learnable and getattr(self.method.initializer, "zero_last", False)
-            starts_at_zero = starts_at_zero and not branch.merges
+            starts_at_zero = starts_at_zero and not branch.merges_signals
             self._add(holder, scalar, 0.0 if starts_at_zero else value, learnable)
         elif scalar == "delta" or (value > 0 and (rectified or (learnable and value == 1.0))):
             self._place_at(layer, scalar, value, learnable)

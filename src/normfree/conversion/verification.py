@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from normfree.conversion.forward_passes import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
 from normfree.conversion.inspection import Inspection, outer_skip_notes
 from normfree.graph.experts import same_in_others
-from normfree.graph.outputs import is_returned_as_it_is, returns_only_scores
 from normfree.methods import Method
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
@@ -222,7 +221,7 @@ class Verification:
                 axis = 1 if weight.dim() > 2 else -1
                 if classes < 2 or scores.dim() < 2 or scores.shape[axis] != classes:
                     continue
-                if not self._heads and not returns_only_scores(self._inspection.flow, self.passes.heads, scores.shape):
+                if not self._heads and not self._inspection.flow.returns_only_scores(self.passes.heads, scores.shape):
                     continue
                 loss, guess = _uniform_loss(scores, axis), math.log(classes)
                 same = i < len(self._outputs) and self._outputs[i].shape[axis] == classes
@@ -309,7 +308,7 @@ class Verification:
         """
         waiting = [name for name in self.passes.zeros() if learning.get(name)]
         heads = [name for name in waiting if name in self.passes.heads]
-        direct = not self._returns_loss and all(is_returned_as_it_is(self._inspection.flow, name) for name in heads)
+        direct = not self._returns_loss and all(map(self._inspection.flow.returns_unchanged, heads))
         moved = heads if direct else []
         if len(moved) == len(waiting):
             return []

@@ -248,7 +248,7 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             if len(inside) < 2 or module not in normalizers:
                 found.update(branch.name for branch in inside)
             elif name.endswith("weight") and not bool(full_tensor(parts.parameters[name].detach()).any()):
-                found.update(branch.around or branch.name for branch in inside)  # a gain that starts at zero
+                found.update(branch.outer_branch or branch.name for branch in inside)  # a gain that starts at zero
     return found
 
 

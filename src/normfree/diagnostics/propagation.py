@@ -307,7 +307,7 @@ def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
     """
     found: dict[str, tuple[str, str]] = {}
     for b in plan.branches:
-        inner = [layer.name for layer in b.layers if layer not in b.entries and layer not in b.ends]
+        inner = [layer.name for layer in b.layers if layer not in b.first_layers and layer not in b.last_layers]
         if b.depth == 4 and len(b.layers) == 4 and len(inner) == 2:
             found[b.name] = inner[0], inner[1]
     return found

@@ -226,5 +226,5 @@ def _multiplies(branch: Branch) -> bool:
     Every layer then counts in the degree. If several layers read the input and are only added, the longest chain counts
     alone, so the degree is less than the number of layers.
     """
-    side_by_side = len(branch.entries) > 1
+    side_by_side = len(branch.first_layers) > 1
     return branch.degree + side_by_side > sum(not layer.gate for layer in branch.layers)

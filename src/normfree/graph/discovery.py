@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -13,12 +13,13 @@ from torch import nn
 
 from normfree.arguments import check_arguments
 from normfree.graph.flow import Flow, Node
-from normfree.graph.non_residual_sums import NonResidualSums
 from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, VIEWS
 from normfree.graph.recorder import record
 from normfree.graph.residual_sums import (
+    NonResidualSums,
     ResidualSum,
     latest_common_ancestor,
+    reachable,
     residual_sums,
     unbounded_inputs,
 )
@@ -63,7 +64,7 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     """
     check_arguments(model=model, **dict.fromkeys(("example",), args[0]) if len(args) == 1 else {})
     positional, named = call_arguments(args[0]) if len(args) == 1 and not kwargs else (args, kwargs)
-    return plan_from_flow(model, record(model, *positional, **named))
+    return plan_from_flow(model, record(model, positional, named))
 
 
 def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) -> ResidualPlan:
@@ -76,7 +77,7 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     names = _names(sums)
     outer, levels = _nesting(sums)
     branches = tuple(
-        _branch(name, position, s, layers, names[outer[i]] if i in outer else None, merges=levels[i] > _LEVELS)
+        _branch(name, position, s, layers, names[outer[i]] if i in outer else None, merges_signals=levels[i] > _LEVELS)
         for i, (name, position, s) in enumerate(zip(names, placed, sums, strict=True))
     )
     inside = {node for s in sums for node in (*s.branch, *s.shortcut)}
@@ -86,22 +87,12 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     stem, body = _split([n for n in outside if n not in closing], sums)
     if not stem and not sums:  # a network of one layer
         stem, closing = closing[:1], closing[1:]
-    nonzero = {n for n in closing if any(n_.function in RECTIFIERS or n_.divides_itself for n_ in _after(n))}
+    after = {n: reachable(n.users, lambda node: node.users) for n in closing}
+    nonzero = {n for n in closing if any(node.function in RECTIFIERS or node.divides_itself for node in after[n])}
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
     # Each output layer once: a detector's runs at every resolution.
     heads_once = {layer.path: layer for layer in layers(closing, gates, nonzero)}
     return ResidualPlan(branches, layers(stem, gates), layers(body, gates), tuple(heads_once.values()), aside)
-
-
-def _after(node: Node) -> Iterator[Node]:
-    """The nodes that depend on a node."""
-    seen, stack = {node}, [node]
-    while stack:
-        for user in stack.pop().users:
-            if user not in seen:
-                seen.add(user)
-                stack.append(user)
-                yield user
 
 
 def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
@@ -126,7 +117,7 @@ def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
     return tuple(
         name
         for name, parameter in model.named_parameters()
-        if parameter.dim() >= 2 and id(parameter) not in known and name not in plan.aside
+        if parameter.dim() >= 2 and id(parameter) not in known and name not in plan.other_parameters
     )
 
 
@@ -197,15 +188,15 @@ def _layer_reader(model: nn.Module, flow: Flow, excluded: NonResidualSums) -> La
         return tuple(
             Layer(
                 weight.module,
-                activated_in=all(before[source] for source in node.inputs),
-                activated_out=after[node],
+                reads_activation=all(before[source] for source in node.inputs),
+                feeds_activation=after[node],
                 parameter=weight.parameter,
                 parts=weight.parts if weight.parts > 1 or len(node.weights) > 1 else _fused_parts(node),
                 transposed=weight.transposed,
                 gate=node in gates,
                 tied=is_tied(weight.module, weight.parameter),
-                nonzero=node in nonzero,
-                share=excluded.shares.get(node, 1),
+                must_be_nonzero=node in nonzero,
+                parallel_paths=excluded.shares.get(node, 1),
                 modulates=_modulates(node),
             )
             for node in nodes
@@ -250,20 +241,16 @@ def _modulates(layer: Node) -> bool:
     product that has more entries than itself. Other layers may read it, too: in some networks the time embedding is
     such a factor in the last block, and the input of further layers of this kind in all other blocks.
     """
-    seen, stack = {layer}, [layer]
-    while stack:
-        node = stack.pop()
-        for user in node.users:
-            if user.kind == "gate" and prod(user.shape) > prod(node.shape):
-                return True
-            if len(user.inputs) == 1 and user.kind in ("scaling", "other") and user not in seen:
-                stack.append(user)
-                seen.add(user)
-    return False
+
+    def passed_on(node: Node) -> list[Node]:
+        return [user for user in node.users if len(user.inputs) == 1 and user.kind in ("scaling", "other")]
+
+    same = reachable([layer], passed_on)
+    return any(user.kind == "gate" and prod(user.shape) > prod(node.shape) for node in same for user in node.users)
 
 
 def _branch(
-    name: str, position: Position, s: ResidualSum, layers: Layers, around: str | None, *, merges: bool
+    name: str, position: Position, s: ResidualSum, layers: Layers, outer_branch: str | None, *, merges_signals: bool
 ) -> Branch:
     own = layers(s.branch, s.gates, s.covered)
     return Branch(
@@ -275,12 +262,12 @@ def _branch(
         home=s.node.home,
         addition=s.node.ordinal,
         branch_first=s.node.first_operand is s.end,
-        m=s.degree if s.degree != sum(not layer.gate for layer in own) else None,
-        entries=layers([n for n in s.branch if n in s.entries], s.gates, s.covered),
-        ends=layers([n for n in s.branch if n in s.ends], s.gates, s.covered),
-        around=around,
-        scales=s.scales,
-        merges=merges,
+        degree=s.degree,
+        first_layers=layers([n for n in s.branch if n in s.first_layers], s.gates, s.covered),
+        last_layers=layers([n for n in s.branch if n in s.last_layers], s.gates, s.covered),
+        outer_branch=outer_branch,
+        layer_scales=s.layer_scales,
+        merges_signals=merges_signals,
     )
 
 
@@ -366,13 +353,7 @@ def _stages(sums: Sequence[ResidualSum]) -> list[int]:
 
 def _between(start: Node, end: Node) -> set[Node]:
     """The nodes after `start` that `end` depends on, `end` included; only these are visited."""
-    seen, stack = {end}, [end]
-    while stack:
-        for source in stack.pop().inputs:
-            if source.index > start.index and source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return seen
+    return reachable([end], lambda node: [source for source in node.inputs if source.index > start.index])
 
 
 def _resolution(s: ResidualSum, other: ResidualSum) -> tuple[int, ...]:
@@ -382,7 +363,7 @@ def _resolution(s: ResidualSum, other: ResidualSum) -> tuple[int, ...]:
 
 def _is_sequence(s: ResidualSum) -> bool:
     """Whether a sum has the shape (batch, length, width)."""
-    return len(s.node.shape) == 3 and not any(w.convolution for end in s.ends for w in end.weights)
+    return len(s.node.shape) == 3 and not any(w.convolution for end in s.last_layers for w in end.weights)
 
 
 def _changes_shape(s: ResidualSum) -> bool:

@@ -106,8 +106,8 @@ class InitContext:
         if layer.tied:
             return
         module = self.module(layer)
-        if layer.share > 1:
-            weight = weight * layer.share**-0.5
+        if layer.parallel_paths > 1:
+            weight = weight * layer.parallel_paths**-0.5
         if layer.transposed:
             stored_shape = getattr(module, layer.parameter).shape
             weight = (weight.transpose(0, 1) if self._convolves(layer) else weight.mT).reshape(stored_shape)
@@ -169,7 +169,7 @@ def fans(module: nn.Conv2d | nn.Linear) -> tuple[int, int]:
 
 def gain(layer: Layer) -> float:
     """Return γ, the gain of the variance in He's rule: 2 if the layer's input is a ReLU's output, else 1."""
-    return theory.forward_gain("relu") if layer.activated_in else 1.0
+    return theory.forward_gain("relu") if layer.reads_activation else 1.0
 
 
 def standardized(weight: Tensor, variance: float, *, per_channel: bool = False) -> Tensor:

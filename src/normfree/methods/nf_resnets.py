@@ -28,7 +28,7 @@ def _standardized_(ctx: InitContext) -> None:
     gamma = theory.variance_gain("relu")
     for layer, module in ctx.each(ctx.plan.hidden()):
         ctx.set_(layer, ctx.normal(layer, 1.0 / ctx.fans(layer)[0]))
-        module.gain.fill_(gamma**0.5 if layer.activated_in else 1.0)  # type: ignore[operator]
+        module.gain.fill_(gamma**0.5 if layer.reads_activation else 1.0)  # type: ignore[operator]
     ctx.default_classifier_()
 
 

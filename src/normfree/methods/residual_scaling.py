@@ -39,7 +39,7 @@ class StandardizedHe:
 def _brock_(ctx: InitContext) -> None:
     gamma = theory.variance_gain("relu")
     for layer in ctx.plan.hidden():
-        variance = (gamma if layer.activated_in else 1.0) / ctx.fans(layer)[0]
+        variance = (gamma if layer.reads_activation else 1.0) / ctx.fans(layer)[0]
         ctx.set_(layer, standardized(ctx.normal(layer), variance, per_channel=True))
     ctx.default_classifier_()
 

@@ -33,14 +33,14 @@ def _set_lengths_(
     authors' code, but not in their text.
     """
     bare = {layer for layer in ctx.plan.stem if isinstance(_next_module(ctx, layer), OmittedActivation)}
-    ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}
+    ends = {layer: branch for branch in ctx.plan.branches for layer in branch.last_layers}
     for layer, module in ctx.each(ctx.plan.hidden()):
         fan_in, fan_out = ctx.fans(layer)
         ctx.set_(layer, ctx.orthogonal(layer) if directions == "orthogonal" else ctx.normal(layer))
         if layer in ends:
             length = last_gain(ends[layer], fan_in, fan_out)
         else:
-            gamma = 2.0 if layer.activated_out or layer in bare else 1.0
+            gamma = 2.0 if layer.feeds_activation or layer in bare else 1.0
             length = (gamma * (fan_in / fan_out) ** power) ** 0.5
         module.gain.fill_(length)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
     ctx.default_classifier_()

@@ -274,9 +274,9 @@ class Network(BaseModel):
         classifier, _ = sequence_layers("classifier", self.classifier, activated)
         return ResidualPlan(tuple(branches), stem=stem, classifier=classifier)
 
-    def _outside(self, body: tuple[Layer, ...], *, stem_activated_out: bool, activated: bool) -> ResidualPlan:
+    def _outside(self, body: tuple[Layer, ...], *, stem_feeds_activation: bool, activated: bool) -> ResidualPlan:
         """Return a plan without branches; `activated` is whether the body ends with an activation."""
-        stem, _ = sequence_layers("stem", self.stem, False, after=stem_activated_out)
+        stem, _ = sequence_layers("stem", self.stem, False, after=stem_feeds_activation)
         _, activated = sequence_layers("head", self.head, activated)
         classifier, _ = sequence_layers("classifier", self.classifier, activated)
         return ResidualPlan(stem=stem, body=body, classifier=classifier)
@@ -319,14 +319,14 @@ def sequence_layers(
     open_end = False  # no activation has followed the last layer yet
     for name, leaf in _leaves(prefix, module):
         if isinstance(leaf, WEIGHT_LAYERS):
-            found.append(Layer(name, activated_in=activated))
+            found.append(Layer(name, reads_activation=activated))
             activated, open_end = False, True
         elif isinstance(leaf, ACTIVATION_TYPES):
             if open_end:
-                found[-1] = Layer(found[-1].name, found[-1].activated_in, activated_out=True)
+                found[-1] = Layer(found[-1].name, found[-1].reads_activation, feeds_activation=True)
             activated, open_end = True, False
     if open_end and after:
-        found[-1] = Layer(found[-1].name, found[-1].activated_in, activated_out=True)
+        found[-1] = Layer(found[-1].name, found[-1].reads_activation, feeds_activation=True)
     return tuple(found), activated
 
 

@@ -38,8 +38,7 @@ class MarkedModel(nn.Module):
 
     def flow(self, example: Any) -> ModuleFlow:
         """Record the model on `example`: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
-        args, kwargs = call_arguments(example)
-        return ModuleFlow(self, record(self, *args, **kwargs))
+        return ModuleFlow(self, record(self, *call_arguments(example)))
 
     def replace_(self, swaps: Mapping[nn.Module, nn.Module]) -> None:
         """Replace modules everywhere in the model; a new one takes the mode of the old one."""
