@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import normfree
 from normed_blocks import Block, X, network, perturb_
 from normfree.conversion import convert, convert_
-from normfree.conversion.inspection import find_norms
+from normfree.nn.normalizers import find_norms
 from remedies import refusal
 
 

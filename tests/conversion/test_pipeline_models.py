@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import normfree
 from foreign_models import CASES, METHODS, REFUSED, Case
 from normfree.conversion import convert
-from normfree.conversion.inspection import find_norms
 from normfree.models.third_party import create_model
+from normfree.nn.normalizers import find_norms
 from pass_counter import Passes
 from remedies import refusal
 

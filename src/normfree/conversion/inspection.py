@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, permutations
 from typing import Any
 
 import torch
 from torch import nn
 
-from normfree.conversion.message_text import listed, quoted
+from normfree.errors import listed, quoted
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node
@@ -20,12 +19,10 @@ from normfree.graph.observer import ATTENTION, DIVISIONS, GATES, PRODUCTS, RECTI
 from normfree.graph.recorder import record_evaluation, record_training
 from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.nn.model_state import preserve_model_state
-from normfree.nn.normalizers import is_norm
-from normfree.nn.weight_layers import WEIGHT_LAYERS
+from normfree.nn.normalizers import ProbedModules, find_norms, unknown_norms
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
 
-_NAMED_NORM = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
 _RAW_DATA_SIZE, _USUAL_DATA_SIZE = 30.0, 3.0  # the root mean square of data; standardized data have 1
 _POWERS = frozenset({"pow", "pow_", "__pow__", "__ipow__", "square", "square_"})
 NO_SUMS = (
@@ -69,7 +66,7 @@ class Inspection:
     flow: Flow
     norms: Mapping[str, str]
     norm_shapes: Mapping[str, tuple[int, ...]]
-    unknown_norms: dict[str, str]
+    unknown_norms: Mapping[str, str]
     tensors_read: Mapping[str, str]
     overwritten: Collection[str]
     several_inputs: Collection[str]
@@ -85,8 +82,13 @@ class Inspection:
     rectified: Collection[str] = ()
     data_size: float = 0.0
     has_training_code: bool = False
-    norm_like: dict[str, str] = field(default_factory=dict)
-    standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
+    norm_like: Mapping[str, str] = field(default_factory=dict)
+    standardized: Mapping[str, type[nn.Module] | None] = field(default_factory=dict)
+
+    def with_probed(self, probed: ProbedModules) -> Inspection:
+        """Add what a pass showed about the modules of other libraries."""
+        unknown = {name: kind for name, kind in self.unknown_norms.items() if name not in probed.affine}
+        return replace(self, unknown_norms=unknown, norm_like=probed.norm_like, standardized=probed.standardized)
 
     def obstacles(self, model: nn.Module) -> dict[str, str]:
         """The reasons why no method can convert the model, each with a remedy."""
@@ -186,25 +188,6 @@ def outer_skip_notes(plan: ResidualPlan) -> list[str]:
     return []
 
 
-def find_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """The normalizers of a model by name, a shared one under its first name."""
-    return {name: module for name, module in model.named_modules() if is_norm(module)}
-
-
-def _unknown_norms(model: nn.Module) -> dict[str, str]:
-    """The modules whose class is named like a normalizer but is not one that can be removed, each with its class.
-
-    Torch's parametrizations of weights (`_WeightNorm`) do not normalize the signal.
-    """
-    found = {}
-    for name, module in model.named_modules():
-        named_so = _NAMED_NORM.search(type(module).__name__) and ".parametrizations." not in f".{name}"
-        leaf = next(module.children(), None) is None
-        if named_so and leaf and not is_norm(module) and not isinstance(module, WEIGHT_LAYERS):
-            found[name] = type(module).__name__
-    return found
-
-
 def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, heads: Collection[str]) -> Inspection:
     """Record a model once, without values if its code does not read them; the model is left unchanged.
 
@@ -234,7 +217,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         flow=flow,
         norms={name: type(norm).__name__ for name, norm in norms.items()},
         norm_shapes={name: returned[name][0].shape for name in norms if returned.get(name)},
-        unknown_norms=_unknown_norms(model),
+        unknown_norms=unknown_norms(model),
         tensors_read=dict(sorted(read, key=lambda item: item[1] != "weight")),  # the last one of a name counts
         overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
         several_inputs=[name for name in norms if any(name in each.several_inputs for each in flows)],

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Record, Removed, Rescaled
-from normfree.conversion.forward_passes import AttemptSucceeded
 from normfree.conversion.inspection import Inspection
-from normfree.conversion.message_text import listed
+from normfree.errors import listed
 from normfree.graph.flow import Flow
 from normfree.methods import Method
-from normfree.nn.model_state import preserve_model_state, restored_on_error, substitute_tensors
+from normfree.nn.model_state import Snapshot, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import FUSED, DynamicTanh
 from normfree.nn.scalars import add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, reparametrize_, set_weight_
@@ -171,12 +169,13 @@ def fixed_weights(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
 
 
 def _can_be_set(module: nn.Module, parameter: str) -> bool:
-    with suppress(AttemptSucceeded), restored_on_error(module):
-        try:
-            set_weight_(module, 2 * getattr(module, parameter).detach(), parameter)
-        except ValueError:
-            return False
-        raise AttemptSucceeded
+    before = Snapshot(module)
+    try:
+        set_weight_(module, 2 * getattr(module, parameter).detach(), parameter)
+    except ValueError:
+        return False
+    finally:
+        before.restore_()
     return True
 
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from torch import nn
 
 from normfree.conversion.changes import Added
-from normfree.conversion.message_text import quoted
-from normfree.conversion.rescaling import WeightlessSum
+from normfree.errors import quoted
 from normfree.graph.discovery import WeightlessBranch
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ADDITIONS, RECTIFIERS
@@ -53,11 +52,11 @@ Scalars = dict[tuple[str, ScalarName], ScalarStart]
 
 
 class Placement(NamedTuple):
-    """The scalars by module, the reasons why others have no place, and the sums of weightless branches."""
+    """The scalars by module, the reasons why others have no place, and the weightless branches with their holders."""
 
     scalars: Scalars
     obstacles: Obstacles
-    weightless: Sequence[WeightlessSum] = ()
+    weightless: Sequence[WeightlessBranch] = ()
 
 
 UNREACHED = "the example does not reach it, so where its scalar belongs is unknown"
@@ -140,14 +139,15 @@ class _Placing:
             if self.calls[layer.name] and not self._is_lookup(layer.name):  # a tied one is used without a call
                 self._place_at(layer, "shift", 0.0, True)
 
-    def place_weightless(self, branches: Iterable[WeightlessBranch]) -> list[WeightlessSum]:
+    def place_weightless(self, branches: Iterable[WeightlessBranch]) -> list[WeightlessBranch]:
         """Place a multiplier at each weightless branch. Its value is set when the model runs."""
         found = []
-        for node, end, steps in branches:
-            holder = next(filter(self._can_hold, (name for step in steps for name in self._names(step))), None)
+        for branch in branches:
+            names = (name for step in branch.steps for name in self._names(step))
+            holder = next(filter(self._can_hold, names), None)
             if holder is not None and (holder, "beta") not in self.scalars:
                 self._add(holder, "beta", 1.0, self.method.rule.beta.learnable)
-            found.append(WeightlessSum(node.home, node.ordinal, node.first_operand is end, holder))
+            found.append(branch._replace(holder=holder))
         return found
 
     def _names(self, node: Node) -> list[str]:

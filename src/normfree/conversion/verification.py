@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from normfree.conversion.forward_passes import BIASES, FoundBy, MethodError, Pas
 from normfree.conversion.inspection import Inspection, outer_skip_notes
 from normfree.graph.experts import same_in_others
 from normfree.methods import Method
+from normfree.nn.model_state import Snapshot
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
 
@@ -80,7 +80,7 @@ class Verification:
         out: Any,
         method: Method,
         values: Sequence[Mapping[str, float]],
-        as_before: Callable[[], AbstractContextManager[None]],
+        original: Snapshot,
         *,
         attempt: FoundBy | None = None,
         growing: Sequence[str] = (),
@@ -96,7 +96,7 @@ class Verification:
                 with small values in place of zeros.
             method: The method.
             values: The initial values of its scalars at each branch.
-            as_before: Returns a context in which the model is the original.
+            original: The model before the conversion.
             attempt: The check that decides an attempt; with 'forward' nothing runs backward. None: a conversion, whose
                 reasons name the first module that shows them, which costs another pass.
             growing: Notes on sums that enlarge the signal.
@@ -119,7 +119,7 @@ class Verification:
         if found.reasons and attempt is None:
             found = self._compare_outputs(run.outputs, out, growth, locate=True)
         if goes_on:
-            self._compare_learning(learning, found, as_before)
+            self._compare_learning(learning, found, original)
         if not found.reasons or not norm_free:
             return [*found.notes, *found.reasons]
         self.require_usable()
@@ -243,7 +243,7 @@ class Verification:
         self,
         after: Mapping[str, bool] | None,
         found: _Findings,
-        as_before: Callable[[], AbstractContextManager[None]],
+        original: Snapshot,
     ) -> None:
         """Check that every parameter that learns in the original learns.
 
@@ -259,7 +259,7 @@ class Verification:
         held = {name for name, p in self._model.named_parameters() if p.requires_grad}
         stuck = [name for name in before if name in held and not after.get(name)]
         if stuck and self._learned is None:  # a parameter in the graph of the original may have had no gradient
-            with as_before(), self.passes.forward(self._inspection.norms) as run:
+            with original.restored(), self.passes.forward(self._inspection.norms) as run:
                 self._learned = run.learning() or {}
         stuck = [name for name in stuck if (self._learned or {}).get(name)]
         if stuck and self.passes.zeros() and self.passes.allows(3):

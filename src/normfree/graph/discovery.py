@@ -124,12 +124,14 @@ def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
 class WeightlessBranch(NamedTuple):
     """A branch f without parameters, such as pooling, that is added to the residual stream: x + f(x).
 
-    `end` is the operand f(x) of the addition. `steps` are the steps on every path to f(x), the last first.
+    `end` is the operand f(x) of the addition. `steps` are the steps on every path to f(x), the last first. `holder` is
+    the module whose multiplier scales f(x) alone, if a conversion has found one.
     """
 
     addition: Node
     end: Node
     steps: Sequence[Node]
+    holder: str | None = None
 
 
 def weightless_branches(flow: Flow, plan: ResidualPlan) -> list[WeightlessBranch]:

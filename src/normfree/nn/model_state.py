@@ -11,7 +11,7 @@ import random
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -213,42 +213,41 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@contextmanager
-def restored_on_error(model: nn.Module) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Restore the attributes of all modules, and the values of parameters and buffers, if the block raises.
+class Snapshot:
+    """A model at one moment: the attributes of all modules, and the values of parameters and buffers."""
 
-    Yields a function that returns a context in which the model is as it was before the block.
-    """
-    restore_before = _remember(model)
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._restore_attributes = _remember_attributes(model.modules())
+        self._values = [(t, t.detach().clone()) for t in [*model.parameters(), *model.buffers()]]
+
+    def restore_(self) -> None:
+        """Make the model what it was at that moment."""
+        self._restore_attributes()
+        with torch.no_grad():
+            for tensor, value in self._values:
+                tensor.copy_(value)
 
     @contextmanager
-    def as_before() -> Iterator[None]:
-        restore_now = _remember(model)
-        restore_before()
+    def restored(self) -> Iterator[None]:
+        """Make the model what it was inside; afterwards it is what it is now."""
+        now = Snapshot(self._model)
+        self.restore_()
         try:
             yield
         finally:
-            restore_now()
+            now.restore_()
 
+
+@contextmanager
+def restored_on_error(model: nn.Module) -> Iterator[Snapshot]:
+    """Restore the model if the block raises. Yields the model before the block, for a block that restores it itself."""
+    before = Snapshot(model)
     try:
-        yield as_before
+        yield before
     except BaseException:
-        restore_before()
+        before.restore_()
         raise
-
-
-def _remember(model: nn.Module) -> Callable[[], None]:
-    """Remember attributes and values of a model. Returns a function that restores them."""
-    restore_attributes = _remember_attributes(model.modules())
-    values = [(t, t.detach().clone()) for t in [*model.parameters(), *model.buffers()]]
-
-    def restore() -> None:
-        restore_attributes()
-        with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
-
-    return restore
 
 
 def _remember_attributes(modules: Iterable[nn.Module]) -> Callable[[], None]:
