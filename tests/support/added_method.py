@@ -11,7 +11,6 @@ def mine(**changes: object) -> Method:
     record = Method(
         name="mine",
         summary="half of every branch",
-        paper="none",
         reference="here",
         weights_text="plain; He fan-in",
         rule=Rule(beta=Law(0.5)),

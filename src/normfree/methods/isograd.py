@@ -150,7 +150,6 @@ def isograd(*, shortcut: str = "identity") -> Method:
     return Method(
         name="isograd",
         summary="for ResNets: fan-out corrected for stride and zero padding, so that the gradient's variance is flat",
-        paper="none",
         reference="ours; docs/design.md",
         shortcut_text="identity, or as convshort",
         weights_text="plain; fan-out corrected for stride and padding, standardized after sampling",

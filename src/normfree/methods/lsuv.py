@@ -127,7 +127,6 @@ def lsuv(*, by: str = "block") -> Method:
         summary=f"orthogonal weights scaled on a batch so that every {by} has unit output variance",
         paper="fixup, normdead",
         reference="fixup, section 4.1; Mishkin & Matas 2016",
-        shortcut_text="identity",
         weights_text="plain; orthogonal" + ("" if blocks else ", then unit variance on a batch"),
         rule=Rule(c=Law(1.0, text="1/std on a batch", set_by_initializer=True) if blocks else ONE),
         initializer=_scale_blocks_ if blocks else _scale_layers_,

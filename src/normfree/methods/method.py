@@ -129,11 +129,11 @@ class Method:
     Attributes:
         name: The name in the registry.
         summary: One line about the method.
-        paper: The papers of this project that use it, or "none".
         reference: Section and equation of the source.
         weights_text: The weight layers and their initialization, for the table of methods; `weight_kind` and
             `initializer` set the behaviour.
         initializer: The function that writes the weights of a model, given an `InitContext`.
+        paper: The papers of this project that use it.
         kind: Whether it is a plain initialization, a norm-free method, or a normalized network for comparison.
         shortcut_text: The shortcut, for the table of methods; `shortcut` and `shortcut_reads` set the behaviour.
         rule: The scalars of the residual equation.
@@ -162,12 +162,12 @@ class Method:
 
     name: str
     summary: str
-    paper: str
     reference: str
     weights_text: str
     initializer: Callable[[InitContext], None]
+    paper: str = "none"
     kind: Kind = "norm-free"
-    shortcut_text: str = "as built"
+    shortcut_text: str = "identity"
     rule: Rule = field(default_factory=Rule)
     form: Form | None = None
     forms: tuple[Form, ...] = FORMS

@@ -19,7 +19,6 @@ def _method(name: str, summary: str, reference: str) -> Method:
         paper="normdead",
         reference=reference,
         kind="normalized",
-        shortcut_text="identity",
         weights_text=f"{name} for comparison; He fan-in",
         initializer=he_fan_in_,
         skips=SKIPS_WITHOUT_SEQUENCES,

@@ -49,6 +49,7 @@ def he_in() -> Method:
         paper="robust, fixup",
         reference="robust, equation 1; fixup, section 2",
         kind="initialization",
+        shortcut_text="as built",
         weights_text="plain; N(0, 2/fan_in)",
         initializer=he_fan_in_,
         skips=WITH_SEQUENCES,

@@ -49,9 +49,7 @@ def dyt(*, alpha: float = 0.5) -> Method:
     return Method(
         name="dyt",
         summary="tanh with learnable slope in place of each normalizer: squashes large values without statistics",
-        paper="none",
         reference="Zhu et al. 2025, section 4",
-        shortcut_text="identity",
         weights_text="plain; He fan-in, dynamic tanh for the normalizer",
         initializer=DynamicTanhInit(alpha),
         skips=WITH_SEQUENCES,
@@ -93,9 +91,7 @@ def tfixup() -> Method:
     return Method(
         name="tfixup",
         summary="a Transformer's values, outputs, feed-forward layers and embeddings scaled down: no warm-up",
-        paper="none",
         reference="Huang et al. 2020, section 3.2",
-        shortcut_text="identity",
         weights_text="plain; Xavier × 0.67·N^(-1/4) or (9M)^(-1/4), embeddings too",
         initializer=_tfixup_,
         skips=("sequence",),
@@ -166,7 +162,6 @@ def deepnorm() -> Method:
     return Method(
         name="deepnorm",
         summary="layer norm after each sum, its shortcut scaled up and the branches scaled down by the depth",
-        paper="none",
         reference="Wang et al. 2022, Figure 2",
         kind="normalized",
         shortcut_text="α·x, α = (2N)^¼ or by encoder and decoder",
@@ -225,7 +220,6 @@ def admin() -> Method:
     return Method(
         name="admin",
         summary="layer norm after each sum, its shortcut scaled by the variance of the branches before it on a batch",
-        paper="none",
         reference="Liu et al. 2020, section 4.2",
         kind="normalized",
         shortcut_text="ω·x, learnable, √(1 + Σ Var[f]) on a batch",

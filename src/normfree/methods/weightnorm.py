@@ -127,7 +127,6 @@ def wn(*, directions: Directions = "orthogonal", g: Lengths = "forward", stem_re
         summary="weight norm with orthogonal directions and lengths that keep the norm through any depth",
         paper="wninit",
         reference="wninit, sections 3 and 4, implementation details",
-        shortcut_text="identity",
         weights_text="weight norm; orthogonal, g = √(γ·fan_in/fan_out)",
         rule=Rule(beta=Law(1.0, text="in g, 1/√B_k")),
         initializer=WeightNormInit(directions, g),
