@@ -1,22 +1,21 @@
-"""Remove the normalizers, reparametrize weights, and give embeddings, tokens and layer scales the scale they need."""
+"""Replace layers: remove the normalizers, or put dynamic tanh in their place, and reparametrize weights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Added, Record, Removed, Rescaled
+from normfree.conversion.changes import Added, Record, Removed
 from normfree.conversion.inspection import Inspection
+from normfree.conversion.rescaling import draw_tokens_, reset_layer_scales_, scale_embeddings_
 from normfree.errors import listed
-from normfree.graph.flow import Flow
 from normfree.methods import Method
 from normfree.nn.model_state import Snapshot, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import FUSED, DynamicTanh
-from normfree.nn.scalars import add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, reparametrize_, set_weight_
 from normfree.plan import Layer, ResidualPlan
 
@@ -25,17 +24,18 @@ def replace_layers_(
     model: nn.Module, inspection: Inspection, method: Method, generator: torch.Generator | None
 ) -> list[Record]:
     """Remove the normalizers and give the model the method's layers. Returns a record of each change."""
-    layers, hidden = list(inspection.plan.layers()), list(inspection.plan.hidden())
-    alpha = method.options.get("alpha") if method.norm == "tanh" else None
+    plan, flow = inspection.plan, inspection.flow
+    layers, hidden = list(plan.layers()), list(plan.hidden())
+    alpha = method.options.get("alpha", 0.5) if method.norm == "tanh" else None
     records: list[Record] = []
     records += remove_norms_(model, inspection, tanh=float(alpha) if isinstance(alpha, float | int) else None)
     if inspection.norms:
-        records += scale_embeddings_(model, inspection.plan, layers, inspection.flow.call_counts)
-        records += draw_tokens_(model, learned_tokens(model, inspection.plan, inspection.flow), generator)
+        records += scale_embeddings_(model, plan, layers, flow.call_counts)
+        records += draw_tokens_(model, plan, flow, generator)
     if method.norm is None:
         records += make_plain_(model, inspection.standardized)
         records += reparametrize_layers_(model, hidden, method)
-        records += reset_layer_scales_(model, inspection.plan)
+        records += reset_layer_scales_(model, plan)
     return records
 
 
@@ -222,89 +222,6 @@ def _classes(module: nn.Module) -> str:
     if isinstance(module, nn.Identity):
         return "nothing"
     return ", ".join(type(m).__name__ for m in (module if isinstance(module, nn.Sequential) else [module]))
-
-
-@torch.no_grad()
-def reset_layer_scales_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
-    """Set layer scales (ConvNeXt's and CaiT's factor per channel, initially 1e-6) to 1, since β is the scale now."""
-    rescaled = []
-    for name in dict.fromkeys(name for branch in plan.branches for name in branch.layer_scales):
-        parameter = model.get_parameter(name)
-        before = parameter.mean().item()
-        parameter.fill_(1.0)
-        if before != 1.0:
-            rescaled.append(Rescaled(name, 1 / before if before else 0.0))
-    return rescaled
-
-
-@torch.no_grad()
-def scale_embeddings_(
-    model: nn.Module, plan: ResidualPlan, layers: Iterable[Layer], called: Container[str]
-) -> list[Rescaled | Added]:
-    """Scale the embeddings that start the residual stream to unit variance, which a normalizer did until now.
-
-    Embeddings with the same parent are added, so their sum has unit variance. The weight itself is scaled, or the
-    output of the embedding if one of the `layers` of the plan shares the weight.
-    """
-    modules = dict(model.named_modules())
-    width = _width(modules, plan)
-    groups: dict[str, list[tuple[str, nn.Embedding]]] = {}
-    for name, module in modules.items():
-        if isinstance(module, nn.Embedding) and name in called and module.embedding_dim == width:
-            groups.setdefault(name.rpartition(".")[0], []).append((name, module))
-    tied = {id(getattr(modules[layer.name], layer.parameter)) for layer in layers}
-    records: list[Rescaled | Added] = []
-    done: set[int] = set()
-    for group in groups.values():
-        power = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group)
-        if not power or 0.7 < (factor := power**-0.5) < 1.4:
-            continue
-        for name, embedding in group:
-            if id(embedding.weight) in tied:
-                add_scalar_(embedding, "beta", factor, learnable=False)
-                records.append(Added(f"{name}.beta", "multiplier of an embedding", factor, False))
-            elif id(embedding.weight) not in done:
-                embedding.weight.mul_(factor)
-                records.append(Rescaled(f"{name}.weight", factor))
-            done.add(id(embedding.weight))
-    return records
-
-
-def _scale(embedding: nn.Embedding) -> float:
-    """The factor by which an embedding multiplies its rows: `embed_scale`, 1 if it has none."""
-    return float(getattr(embedding, "embed_scale", 1.0) or 1.0)
-
-
-def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
-    """The number of channels at the start of the residual stream."""
-    for branch in plan.branches[:1]:
-        for layer in branch.first_layers[:1]:
-            weight = getattr(modules[layer.name], layer.parameter)
-            assert isinstance(weight, Tensor)
-            return weight.shape[0 if layer.transposed else 1]
-    return -1
-
-
-def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Flow) -> list[str]:
-    """The names of the learned tokens: parameters that are concatenated to the sequence, or that a layer reads."""
-    width = _width(dict(model.named_modules()), plan)
-    parameters = dict(model.named_parameters())
-    joined = [name for name in plan.other_parameters if name in parameters and "joined" in flow.weights.uses[name]]
-    return [name for name in joined if parameters[name].dim() >= 2 and parameters[name].shape[-1] == width]
-
-
-@torch.no_grad()
-def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Generator | None) -> list[Rescaled]:
-    """Draw learned tokens from N(0, 1): libraries initialize them near 0 and leave the scale to a normalizer."""
-    parameters = dict(model.named_parameters())
-    rescaled = []
-    for name in names:
-        token = parameters[name]
-        before = token.square().mean().sqrt().item()
-        draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
-        token.copy_(draw.normal_(generator=generator))
-        rescaled.append(Rescaled(name, 1 / before if before else 0.0))
-    return rescaled
 
 
 def reparametrize_layers_(model: nn.Module, hidden: Iterable[Layer], method: Method) -> list[Added]:

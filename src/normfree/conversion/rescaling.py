@@ -1,9 +1,13 @@
-"""Keep the scale of the signal without normalizers: rescale layers outside the branches, and weightless branches."""
+"""Keep the scale of the signal without normalizers.
+
+Embeddings, learned tokens and layer scales are rescaled when the normalizers are removed; layers outside the branches
+and weightless branches while the converted model runs for the first time (`rescaling_`).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,8 +20,10 @@ from normfree.conversion.inspection import Inspection
 from normfree.errors import listed
 from normfree.graph.discovery import WeightlessBranch
 from normfree.graph.experts import same_in_others
+from normfree.graph.flow import Flow
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.model_state import hooked
+from normfree.nn.scalars import add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 
@@ -128,6 +134,87 @@ def divide_shared_ends_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
     return [_divide_(modules[layer.name], layer, n**0.5) for layer, n in uses.items() if n > 1]
 
 
+@torch.no_grad()
+def reset_layer_scales_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
+    """Set layer scales (ConvNeXt's and CaiT's factor per channel, initially 1e-6) to 1, since β is the scale now."""
+    rescaled = []
+    for name in dict.fromkeys(name for branch in plan.branches for name in branch.layer_scales):
+        parameter = model.get_parameter(name)
+        before = parameter.mean().item()
+        parameter.fill_(1.0)
+        if before != 1.0:
+            rescaled.append(Rescaled(name, 1 / before if before else 0.0))
+    return rescaled
+
+
+@torch.no_grad()
+def scale_embeddings_(
+    model: nn.Module, plan: ResidualPlan, layers: Iterable[Layer], called: Container[str]
+) -> list[Rescaled | Added]:
+    """Scale the embeddings that start the residual stream to unit variance, which a normalizer did until now.
+
+    Embeddings with the same parent are added, so their sum has unit variance. The weight itself is scaled, or the
+    output of the embedding if one of the `layers` of the plan shares the weight.
+    """
+    modules = dict(model.named_modules())
+    width = _width(modules, plan)
+    groups: dict[str, list[tuple[str, nn.Embedding]]] = {}
+    for name, module in modules.items():
+        if isinstance(module, nn.Embedding) and name in called and module.embedding_dim == width:
+            groups.setdefault(name.rpartition(".")[0], []).append((name, module))
+    tied = {id(getattr(modules[layer.name], layer.parameter)) for layer in layers}
+    records: list[Rescaled | Added] = []
+    done: set[int] = set()
+    for group in groups.values():
+        power = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group)
+        if not power or 0.7 < (factor := power**-0.5) < 1.4:
+            continue
+        for name, embedding in group:
+            if id(embedding.weight) in tied:
+                add_scalar_(embedding, "beta", factor, learnable=False)
+                records.append(Added(f"{name}.beta", "multiplier of an embedding", factor, False))
+            elif id(embedding.weight) not in done:
+                embedding.weight.mul_(factor)
+                records.append(Rescaled(f"{name}.weight", factor))
+            done.add(id(embedding.weight))
+    return records
+
+
+def _scale(embedding: nn.Embedding) -> float:
+    """The factor by which an embedding multiplies its rows: `embed_scale`, 1 if it has none."""
+    return float(getattr(embedding, "embed_scale", 1.0) or 1.0)
+
+
+def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
+    """The number of channels at the start of the residual stream."""
+    for branch in plan.branches[:1]:
+        for layer in branch.first_layers[:1]:
+            weight = getattr(modules[layer.name], layer.parameter)
+            assert isinstance(weight, Tensor)
+            return weight.shape[0 if layer.transposed else 1]
+    return -1
+
+
+@torch.no_grad()
+def draw_tokens_(model: nn.Module, plan: ResidualPlan, flow: Flow, generator: torch.Generator | None) -> list[Rescaled]:
+    """Draw learned tokens from N(0, 1): libraries initialize them near 0 and leave the scale to a normalizer.
+
+    Learned tokens are parameters that are concatenated to the sequence, or that a layer reads.
+    """
+    width = _width(dict(model.named_modules()), plan)
+    rescaled = []
+    for name in plan.other_parameters:
+        token = dict(model.named_parameters()).get(name)
+        joined = token is not None and "joined" in flow.weights.uses[name]
+        if token is None or not joined or token.dim() < 2 or token.shape[-1] != width:
+            continue
+        before = token.square().mean().sqrt().item()
+        draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
+        token.copy_(draw.normal_(generator=generator))
+        rescaled.append(Rescaled(name, 1 / before if before else 0.0))
+    return rescaled
+
+
 @contextmanager
 def rescaling_(
     model: nn.Module, inspection: Inspection, weightless: Sequence[WeightlessBranch], *, layers: bool
@@ -189,11 +276,10 @@ def rescaling_(
     found.skipped = [layer.path for layer in outside if layer not in own]
     gates = [layer for layer in (*plan.stem, *plan.body, *inside) if layers and layer.gate]
     gates = [gate for gate in gates if gate.name in inspection.rectified and not is_computed(modules[gate.name])]
-    scaling = _WeightlessScaling(model, weightless, found)
     with (
         hooked({modules[layer.name]: hook(layer) for layer in reversed(own)}),  # the first of a name counts
         hooked({modules[gate.name]: revive for gate in gates if _is_whole_module(gate, modules[gate.name])}),
-        scaling.following(modules) if weightless else nullcontext(),
+        _WeightlessScaling(model, weightless, found).following(modules) if weightless else nullcontext(),
     ):
         yield found
     with torch.no_grad():

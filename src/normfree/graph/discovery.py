@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence, Set
 from itertools import chain
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -18,6 +19,7 @@ from normfree.graph.recorder import record
 from normfree.graph.residual_sums import (
     NonResidualSums,
     ResidualSum,
+    between,
     latest_common_ancestor,
     reachable,
     residual_sums,
@@ -87,7 +89,7 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     stem, body = _split([n for n in outside if n not in closing], sums)
     if not stem and not sums:  # a network of one layer
         stem, closing = closing[:1], closing[1:]
-    after = {n: reachable(n.users, lambda node: node.users) for n in closing}
+    after = {n: reachable(n.users, attrgetter("users")) for n in closing}
     nonzero = {n for n in closing if any(node.function in RECTIFIERS or node.divides_itself for node in after[n])}
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
     # Each output layer once: a detector's runs at every resolution.
@@ -243,12 +245,14 @@ def _modulates(layer: Node) -> bool:
     product that has more entries than itself. Other layers may read it, too: in some networks the time embedding is
     such a factor in the last block, and the input of further layers of this kind in all other blocks.
     """
-
-    def passed_on(node: Node) -> list[Node]:
-        return [user for user in node.users if len(user.inputs) == 1 and user.kind in ("scaling", "other")]
-
-    same = reachable([layer], passed_on)
-    return any(user.kind == "gate" and prod(user.shape) > prod(node.shape) for node in same for user in node.users)
+    alone = [layer]
+    for node in alone:
+        for user in node.users:
+            if user.kind == "gate" and prod(user.shape) > prod(node.shape):
+                return True
+            if len(user.inputs) == 1 and user.kind in ("scaling", "other") and user not in alone:
+                alone.append(user)
+    return False
 
 
 def _branch(
@@ -285,7 +289,7 @@ def _nesting(sums: Sequence[ResidualSum]) -> tuple[dict[int, int], list[int]]:
         for j in range(i - 1, -1, -1):
             if sums[j].node.index <= outer.ancestor.index:
                 break  # sums are in the order they ran: those before the start of the branch are not in it
-            inside = _between(outer.ancestor, outer.end) if inside is None else inside
+            inside = between(outer.ancestor, outer.end) if inside is None else inside
             if sums[j].node in inside:
                 found.setdefault(j, i)
                 levels[i] = max(levels[i], levels[j] + 1)
@@ -345,17 +349,12 @@ def _stages(sums: Sequence[ResidualSum]) -> list[int]:
     previous: ResidualSum | None = None
     for s in sums:
         alike = previous is not None and _resolution(previous, s) == _resolution(s, previous)
-        if previous and alike and any(previous.node in n.inputs for n in _between(previous.node, s.node)):
+        if previous and alike and any(previous.node in n.inputs for n in between(previous.node, s.node)):
             sizes[-1] += 1
         else:
             sizes.append(1)
         previous = s
     return sizes
-
-
-def _between(start: Node, end: Node) -> set[Node]:
-    """The nodes after `start` that `end` depends on, `end` included; only these are visited."""
-    return reachable([end], lambda node: [source for source in node.inputs if source.index > start.index])
 
 
 def _resolution(s: ResidualSum, other: ResidualSum) -> tuple[int, ...]:

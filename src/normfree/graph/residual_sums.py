@@ -140,6 +140,11 @@ def reachable(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node
     return found
 
 
+def between(start: Node, end: Node) -> set[Node]:
+    """The nodes after `start` that `end` depends on, `end` included; only these are visited."""
+    return reachable([end], lambda node: [source for source in node.inputs if source.index > start.index])
+
+
 def _layers(node: Node, ancestor: Node, side: Sequence[Node], claimed: set[Node]) -> list[Node]:
     """The weight layers of a side, in order.
 
