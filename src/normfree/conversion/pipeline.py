@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from normfree.conversion.inspection import NO_SUMS, Inspection, inspect_model
 from normfree.conversion.other_methods import advise
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
-from normfree.conversion.scalar_placement import UNREACHED, Placement, ScalarStart, add_scalars_, place_scalars
+from normfree.conversion.scalar_placement import ScalarPlacement
 from normfree.conversion.verification import Verification
 from normfree.errors import MOST_REASONS, grouped, listed, quoted
 from normfree.graph.convertibility import check_request, layers_not_reparametrizable, require_signal
@@ -24,7 +24,7 @@ from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import Snapshot, restored_on_error
 from normfree.nn.normalizers import find_norms, plain_base, probing
-from normfree.nn.scalars import ScalarName, scalars_of
+from normfree.nn.scalars import scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan, remember_plan_
 
@@ -129,16 +129,7 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
     inspection = replace(inspect_model(model, example, plan, ()), standardized=standardized)
     verification = Verification(model, example, inspection)
     conversion = Conversion(model, get(changes.method), example, inspection, verification)
-    added = {record.name: record for record in changes.added}
-    scalars = {place: start for place, start in conversion.placed.scalars.items() if ".".join(place) in added}
-    # With other weights, the example may reach other experts; the record knows the scalars of all.
-    calls, modules = inspection.flow.call_counts, dict(model.named_modules())
-    for path, record in added.items():
-        name, _, scalar = path.rpartition(".")
-        if record.value is not None and name in modules and not calls[name]:
-            scalars[name, cast(ScalarName, scalar)] = ScalarStart(record.value, record.learnable, record.kind)
-    obstacles = {text: remedy for text, remedy in conversion.placed.obstacles.items() if UNREACHED not in text}
-    conversion.placed = Placement(scalars, obstacles)  # all multipliers have their values already
+    conversion.placement.repeat(changes.added)
     conversion.refuse()
     conversion.run_(torch.Generator().manual_seed(0))
 
@@ -177,7 +168,7 @@ class Conversion:
         notes: Notes on the changes.
         keeps_layers: Whether the method only replaces the normalizers, and leaves weights and sums as they are.
         values: The initial values of the method's scalars at each branch.
-        placed: The scalars to add, and the reasons why others have no place.
+        placement: The scalars to add, and the reasons why others have no place.
     """
 
     model: nn.Module
@@ -190,12 +181,12 @@ class Conversion:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        inspection, plan, method = self.inspection, self.inspection.plan, self.method
+        inspection, method = self.inspection, self.method
         self.keeps_layers = method.norm is not None
-        self.values = [method.rule.at(branch.position) for branch in plan.branches]
-        self.placed = Placement({}, {})
+        self.values = [method.rule.at(branch.position) for branch in inspection.plan.branches]
+        self.placement = ScalarPlacement(self.model, inspection, method)
         if not self.keeps_layers:
-            self.placed = place_scalars(self.model, plan, method, self.values, inspection.flow, inspection.weightless)
+            self.placement.place(self.values, inspection.weightless)
 
     @property
     def starts_at_zero(self) -> bool:
@@ -270,7 +261,7 @@ class Conversion:
             unclear = [name for name in inspection.norms if channels_of(model.get_submodule(name)) is None]
             return {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
         if not self.verification.original_ran:
-            return self.placed.obstacles
+            return self.placement.obstacles
         kind = f"a {method.weight_kind.replace('_', ' ')} layer"
         reparametrized = {
             f"'{path}' cannot become {kind}: {reason}": ""
@@ -278,7 +269,7 @@ class Conversion:
             if path.removesuffix(".weight") not in inspection.standardized
         }
         unsettable = frozen_layers(model, inspection.plan) | fixed_weights(model, inspection.plan)
-        return self.placed.obstacles | reparametrized | unsettable
+        return self.placement.obstacles | reparametrized | unsettable
 
     def _init_context(self, generator: torch.Generator | None) -> InitContext:
         """The context of the method's initializer."""
@@ -288,7 +279,7 @@ class Conversion:
     def _replace_(self, generator: torch.Generator | None) -> None:
         """Step 3: remove the normalizers, reparametrize weights, add scalars."""
         self.records += replace_layers_(self.model, self.inspection, self.method, generator)
-        self.records += add_scalars_(self.model, self.placed.scalars)
+        self.records += self.placement.add_(self.model)
 
     @torch.no_grad()
     def _initialize_(self, generator: torch.Generator | None) -> None:
@@ -319,7 +310,7 @@ class Conversion:
             verification.compare(None, self.method, self.values, before, attempt="forward")
             return
         layers = bool(inspection.norms) and not self.keeps_layers and not self.method.needs_example
-        with rescaling_(model, inspection, self.placed.weightless, layers=layers) as scales:
+        with rescaling_(model, inspection, self.placement.weightless, layers=layers) as scales:
             out = verification.passes.run(self.example)
         self.records = [*map(scales.with_value, self.records), *scales.rescaled]
         self.notes += scales.notes()

@@ -70,7 +70,7 @@ def record(model: nn.Module, args: Any, kwargs: Any, norms: Collection[str] = ()
         model: Any model.
         args: Positional arguments of an example that it accepts.
         kwargs: Keyword arguments of the example.
-        norms: The names of modules whose parameters and buffers are watched: which of them does other code read?
+        norms: The names of normalizers. The flow notes which of their parameters and buffers other code reads.
 
     Returns:
         The nodes in the order they ran, the calls of modules and the uses of parameters.
