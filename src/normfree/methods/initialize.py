@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -186,7 +185,6 @@ def standardized(weight: Tensor, variance: float, *, per_channel: bool = False) 
     return scaled.view_as(weight)
 
 
-@torch.no_grad()
 def initialize_(
     model: nn.Module,
     method: str | Method,
@@ -194,7 +192,6 @@ def initialize_(
     *,
     example: Batch | None = None,
     generator: torch.Generator | None = None,
-    restore: bool = True,
 ) -> nn.Module:
     """Initialize a model by a method, in place.
 
@@ -209,7 +206,6 @@ def initialize_(
         example: A batch of inputs, for data-dependent methods such as `"lsuv"`.
         generator: The source of all draws, so that one seed gives the same weights on any device. The default is
             torch's global generator.
-        restore: Whether an error leaves the model unchanged; this copies every weight first.
 
     Returns:
         The model.
@@ -217,7 +213,7 @@ def initialize_(
     Raises:
         ValueError: If the method needs residual branches and the plan has none, if it needs a batch and gets none, if
             the model lacks the method's modules, or if a weight is computed from other parameters and cannot be set.
-            With `restore`, the model is then unchanged.
+            The model is then unchanged.
     """
     method = get(method)
     check_arguments(model=model, plan=plan)
@@ -228,15 +224,19 @@ def initialize_(
                 f"expected a model that provides a plan, got {type(model).__name__}; "
                 "pass plan=normfree.discover(model, example)"
             )
-    ctx = InitContext(model, plan, generator, example)
-    with restored_on_error(model) if restore else nullcontext():
-        _check(ctx, method)  # reads weights, and spectral norm counts each reading
-        _write_(ctx, method)
+    with restored_on_error(model):
+        write_weights_(InitContext(model, plan, generator, example), method)
     return model
 
 
-def _write_(ctx: InitContext, method: Method) -> None:
-    """Reset normalizers, scalars and biases, set the scalars of the rule, then run the method's initializer."""
+@torch.no_grad()
+def write_weights_(ctx: InitContext, method: Method) -> None:
+    """Reset normalizers, scalars and biases, set the scalars of the rule, then run the method's initializer.
+
+    Raises:
+        ValueError: As `initialize_`, but the model may be changed.
+    """
+    _check(ctx, method)
     for module in ctx.modules.values():
         if isinstance(module, NORM_TYPES):
             module.reset_parameters()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from normfree.errors import unknown_name, wrong_argument
-from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
+from normfree.methods import FORMS, Batch, Form, InitContext, Method, get, names
+from normfree.methods.initialize import write_weights_
 from normfree.methods.method import RESIDUAL_SUMS
 from normfree.models.base import ModelConfig, Network, Padding
 from normfree.models.model_registry import Family, find_family
@@ -117,8 +118,7 @@ def build(
     require_memory(f"the weights of '{name}'", needed, "choose a smaller model")
     # What `to_empty` does, in a third of its time.
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
-    # An error leaves no model, so that nothing has to be restored.
-    initialize_(model, method, plan=model.plan, example=example, generator=generator, restore=False)
+    write_weights_(InitContext(model, model.plan, generator, example), method)
     return model if place is None else model.to(place)
 
 
