@@ -166,7 +166,8 @@ def scale_embeddings_(
     records: list[Rescaled | Added] = []
     done: set[int] = set()
     for group in groups.values():
-        power = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group)
+        scales = [float(getattr(e, "embed_scale", 1.0) or 1.0) for _, e in group]  # which multiply the rows
+        power = sum(e.weight.square().mean().item() * s**2 for (_, e), s in zip(group, scales, strict=True))
         if not power or 0.7 < (factor := power**-0.5) < 1.4:
             continue
         for name, embedding in group:
@@ -178,11 +179,6 @@ def scale_embeddings_(
                 records.append(Rescaled(f"{name}.weight", factor))
             done.add(id(embedding.weight))
     return records
-
-
-def _scale(embedding: nn.Embedding) -> float:
-    """The factor by which an embedding multiplies its rows: `embed_scale`, 1 if it has none."""
-    return float(getattr(embedding, "embed_scale", 1.0) or 1.0)
 
 
 def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:

@@ -14,7 +14,7 @@ from normfree.methods.method import Law, Method, Rule, require_choice
 from normfree.methods.method_registry import register
 from normfree.methods.standard_init import draw_normal_
 from normfree.nn.normalizers import OmittedActivation
-from normfree.plan import Branch, Layer
+from normfree.plan import Branch
 
 Directions = Literal["orthogonal", "gaussian"]
 Lengths = Literal["forward", "backward", "mean"]
@@ -32,7 +32,9 @@ def _set_lengths_(
     The last layer of a branch gets `last_gain`. The stem of a ResNet has γ = 2 even without its ReLU, as in the
     authors' code, but not in their text.
     """
-    bare = {layer for layer in ctx.plan.stem if isinstance(_next_module(ctx, layer), OmittedActivation)}
+    # The activation beside a layer, by the name that normfree's networks give it.
+    beside = {layer: ctx.modules.get(f"{layer.name.rpartition('.')[0]}.act") for layer in ctx.plan.stem}
+    bare = {layer for layer, activation in beside.items() if isinstance(activation, OmittedActivation)}
     ends = {layer: branch for branch in ctx.plan.branches for layer in branch.last_layers}
     for layer, module in ctx.each(ctx.plan.hidden()):
         fan_in, fan_out = ctx.fans(layer)
@@ -44,11 +46,6 @@ def _set_lengths_(
             length = (gamma * (fan_in / fan_out) ** power) ** 0.5
         module.gain.fill_(length)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
     ctx.default_classifier_()
-
-
-def _next_module(ctx: InitContext, layer: Layer) -> torch.nn.Module | None:
-    """Return the activation beside a layer, by the name that normfree's networks give it."""
-    return ctx.modules.get(f"{layer.name.rpartition('.')[0]}.act")
 
 
 @dataclass(frozen=True)
