@@ -64,7 +64,9 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     >>> discover(build("resnet20"), torch.zeros(2, 3, 32, 32)).stage_sizes
     (3, 3, 3)
     """
-    check_arguments(model=model, **dict.fromkeys(("example",), args[0]) if len(args) == 1 else {})
+    check_arguments(model=model)
+    if len(args) == 1:
+        check_arguments(example=args[0])
     positional, named = call_arguments(args[0]) if len(args) == 1 and not kwargs else (args, kwargs)
     return plan_from_flow(model, record(model, positional, named))
 

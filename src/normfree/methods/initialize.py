@@ -126,14 +126,14 @@ class InitContext:
         for layer in self.plan.classifier:
             self.default_(layer)
 
-    def embed_(self, factor: float = 1.0) -> None:
+    def draw_embeddings_(self, factor: float = 1.0) -> None:
         """Draw each `TokenEmbedding` from N(0, 1/width), times a factor; other embeddings stay unchanged."""
         for module in self.modules.values():
             if isinstance(module, TokenEmbedding):
                 draw = self._empty(tuple(module.weight.shape)).normal_(generator=self.generator)
                 module.weight.copy_(draw.mul_(factor * module.embedding_dim**-0.5))
 
-    def run(self) -> None:
+    def run_model(self) -> None:
         """Run the model on the batch, in evaluation mode, so that dropout draws nothing from the global generator."""
         if self.example is None:
             raise ValueError("expected a batch to calibrate on, got none; pass example=a batch of inputs")
@@ -251,7 +251,7 @@ def write_weights_(ctx: InitContext, method: Method) -> None:
     for scalar, value in _added_scalars(ctx.plan).items():
         ctx.model.get_parameter(scalar).fill_(value)
     ctx.zero_biases_()
-    ctx.embed_()
+    ctx.draw_embeddings_()
     method.initializer(ctx)
 
 

@@ -62,7 +62,7 @@ def _calibrate_(ctx: InitContext, names: Iterable[str], calibrate: Callable[[nn.
     with ExitStack() as hooks:
         for name in names:
             hooks.enter_context(ctx.modules[name].register_forward_hook(_Once(name, calibrate)))
-        ctx.run()
+        ctx.run_model()
 
 
 def _scale_blocks_(ctx: InitContext) -> None:

@@ -70,7 +70,7 @@ def tfixup_decoder_scale(layers: int) -> float:
 def _tfixup_(ctx: InitContext) -> None:
     found = transformer_stacks(ctx.plan, "tfixup")
     xavier_(ctx, (*ctx.plan.stem, *ctx.plan.body))
-    ctx.embed_(tfixup_decoder_scale(found.decoder_layers or found.encoder_layers))
+    ctx.draw_embeddings_(tfixup_decoder_scale(found.decoder_layers or found.encoder_layers))
     for branch in found.encoder:
         scaled_xavier_(ctx, branch, tfixup_encoder_scale(found.encoder_layers))
     for branch in found.decoder:
@@ -205,7 +205,7 @@ def _admin_(ctx: InitContext) -> None:
                 after = block.branch.register_forward_hook(lambda _m, _a, out, p=profile: p.count(out))
                 hooks.enter_context(before)
                 hooks.enter_context(after)
-        ctx.run()
+        ctx.run_model()
 
 
 @register
