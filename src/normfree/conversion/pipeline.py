@@ -22,7 +22,7 @@ from normfree.errors import MOST_REASONS, grouped, listed, quoted
 from normfree.graph.convertibility import check_request, layers_not_reparametrizable, require_signal
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
-from normfree.nn.model_state import Snapshot, restored_on_error
+from normfree.nn.model_state import ModelSnapshot, restored_on_error
 from normfree.nn.normalizers import find_norms, plain_base, probing
 from normfree.nn.scalars import scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -215,7 +215,7 @@ class Conversion:
 
     def succeeds(self) -> bool:
         """Whether the conversion succeeds; the model is as it was afterwards."""
-        before = Snapshot(self.model)
+        before = ModelSnapshot(self.model)
         generator = torch.Generator().manual_seed(0)
         try:
             self._replace_(generator)
@@ -301,7 +301,7 @@ class Conversion:
         except Exception as error:
             raise model_failed_error(self.model, error) from error
 
-    def _check_(self, before: Snapshot) -> None:
+    def _check_(self, before: ModelSnapshot) -> None:
         """Step 5: run the converted model, rescale the layers outside the branches on the way, and compare it."""
         model, inspection, verification = self.model, self.inspection, self.verification
         if remaining := [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]:

@@ -14,7 +14,7 @@ from normfree.conversion.inspection import Inspection
 from normfree.conversion.rescaling import draw_tokens_, reset_layer_scales_, scale_embeddings_
 from normfree.errors import listed
 from normfree.methods import Method
-from normfree.nn.model_state import Snapshot, preserve_model_state, substitute_tensors
+from normfree.nn.model_state import ModelSnapshot, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import FUSED, DynamicTanh
 from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, reparametrize_, set_weight_
 from normfree.plan import Layer, ResidualPlan
@@ -169,7 +169,7 @@ def fixed_weights(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
 
 
 def _can_be_set(module: nn.Module, parameter: str) -> bool:
-    before = Snapshot(module)
+    before = ModelSnapshot(module)
     try:
         set_weight_(module, 2 * getattr(module, parameter).detach(), parameter)
     except ValueError:

@@ -14,7 +14,7 @@ from normfree.conversion.forward_passes import BIASES, FoundBy, MethodError, Pas
 from normfree.conversion.inspection import Inspection, outer_skip_notes
 from normfree.graph.experts import same_in_others
 from normfree.methods import Method
-from normfree.nn.model_state import Snapshot
+from normfree.nn.model_state import ModelSnapshot
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
 
@@ -80,7 +80,7 @@ class Verification:
         out: Any,
         method: Method,
         values: Sequence[Mapping[str, float]],
-        original: Snapshot,
+        original: ModelSnapshot,
         *,
         attempt: FoundBy | None = None,
         growing: Sequence[str] = (),
@@ -243,7 +243,7 @@ class Verification:
         self,
         after: Mapping[str, bool] | None,
         found: _Findings,
-        original: Snapshot,
+        original: ModelSnapshot,
     ) -> None:
         """Check that every parameter that learns in the original learns.
 

@@ -213,7 +213,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-class Snapshot:
+class ModelSnapshot:
     """A model at one moment: the attributes of all modules, and the values of parameters and buffers."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -231,7 +231,7 @@ class Snapshot:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Make the model what it was inside; afterwards it is what it is now."""
-        now = Snapshot(self._model)
+        now = ModelSnapshot(self._model)
         self.restore_()
         try:
             yield
@@ -240,9 +240,9 @@ class Snapshot:
 
 
 @contextmanager
-def restored_on_error(model: nn.Module) -> Iterator[Snapshot]:
+def restored_on_error(model: nn.Module) -> Iterator[ModelSnapshot]:
     """Restore the model if the block raises. Yields the model before the block, for a block that restores it itself."""
-    before = Snapshot(model)
+    before = ModelSnapshot(model)
     try:
         yield before
     except BaseException:
