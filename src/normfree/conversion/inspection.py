@@ -32,19 +32,34 @@ NO_SUMS = (
 
 
 @dataclass(frozen=True)
+class NormUse:
+    """How a model uses one of its normalizers.
+
+    Attributes:
+        kind: The class of the normalizer.
+        shape: The shape of its output; None if it is not called.
+        several_inputs: Whether it is called with more than one tensor.
+        overwritten: Whether its output is written to in place.
+        tensor_read: The name of its parameter or buffer that other code reads, '' if none. Such code usually reads the
+            dtype of the weight.
+    """
+
+    kind: str
+    shape: tuple[int, ...] | None
+    several_inputs: bool
+    overwritten: bool
+    tensor_read: str
+
+
+@dataclass(frozen=True)
 class Inspection:
     """The facts about an original that do not depend on a method. Modules are given by name.
 
     Attributes:
         plan: The residual plan.
         flow: The recorded flow.
-        norms: The normalizers, each with its class.
-        norm_shapes: The shapes of their outputs.
+        norms: The normalizers.
         unknown_norms: The modules whose class is named like a normalizer but is not one that can be removed.
-        tensors_read: The normalizers whose parameter or buffer is also read by other code, each with the name of that
-            tensor. A weight is kept for such code, which usually reads its dtype.
-        overwritten: The normalizers whose output is written to in place.
-        several_inputs: The normalizers that are called with more than one tensor.
         functional_norms: The calls of normalizing functions outside of normalizers, by module and function.
         inline_norms: The modules whose own code divides the signal by its scale.
         unaccounted: The weights that the plan does not list.
@@ -64,12 +79,8 @@ class Inspection:
 
     plan: ResidualPlan
     flow: Flow
-    norms: Mapping[str, str]
-    norm_shapes: Mapping[str, tuple[int, ...]]
+    norms: Mapping[str, NormUse]
     unknown_norms: Mapping[str, str]
-    tensors_read: Mapping[str, str]
-    overwritten: Collection[str]
-    several_inputs: Collection[str]
     functional_norms: Sequence[tuple[str, str]]
     inline_norms: Sequence[str]
     unaccounted: Sequence[str]
@@ -92,33 +103,28 @@ class Inspection:
 
     def obstacles(self, model: nn.Module) -> dict[str, str]:
         """The reasons why no method can convert the model, each with a remedy."""
-        found = {
-            f"{quoted(name)}: {kind} is not a normalizer that can be removed": "replace it with batch, layer, group, "
-            "instance or RMS norm of torch.nn, or with nn.Identity"
-            for name, kind in self.unknown_norms.items()
-        }
-        # L2 normalization (`normalize`) is intended in cosine attention and in heads that compare images.
-        found |= {
-            f"{quoted(home)}: its own forward pass computes {function}": "make it a module, which can be removed"
-            for home, function in self.functional_norms
-            if function != "normalize" and home not in self.unknown_norms
-        }
-        found |= {
-            f"{quoted(name)}: {self.norms[name]} is called with several tensors": "give what it does besides "
-            "normalizing, such as gating, a module of its own"
-            for name in self.several_inputs
-        }
-        found |= {
-            f"{quoted(name)}: other code reads its {tensor}": "call the normalizer there, which can be removed"
-            for name, tensor in self.tensors_read.items()
-            if tensor != "weight" and name in self.norms
-        }
-        found |= {
-            f"{quoted(name)}: {type(model.get_submodule(name)).__name__} standardizes its weight, and does more than "
-            "its base class": "replace it with a layer of torch.nn"
-            for name, base in self.standardized.items()
-            if base is None
-        }
+        found: dict[str, str] = {}
+        for name, kind in self.unknown_norms.items():
+            remedy = "replace it with batch, layer, group, instance or RMS norm of torch.nn, or with nn.Identity"
+            found[f"{quoted(name)}: {kind} is not a normalizer that can be removed"] = remedy
+        for home, function in self.functional_norms:
+            # L2 normalization (`normalize`) is intended in cosine attention and in heads that compare images.
+            if function != "normalize" and home not in self.unknown_norms:
+                remedy = "make it a module, which can be removed"
+                found[f"{quoted(home)}: its own forward pass computes {function}"] = remedy
+        for name, norm in self.norms.items():
+            if norm.several_inputs:
+                remedy = "give what it does besides normalizing, such as gating, a module of its own"
+                found[f"{quoted(name)}: {norm.kind} is called with several tensors"] = remedy
+        for name, norm in self.norms.items():
+            if norm.tensor_read not in ("", "weight"):
+                remedy = "call the normalizer there, which can be removed"
+                found[f"{quoted(name)}: other code reads its {norm.tensor_read}"] = remedy
+        for name, base in self.standardized.items():
+            if base is None:
+                layer = type(model.get_submodule(name)).__name__
+                remedy = "replace it with a layer of torch.nn"
+                found[f"{quoted(name)}: {layer} standardizes its weight, and does more than its base class"] = remedy
         if "" in self.norms:
             found[f"{quoted('')}: the model itself is a normalizer"] = "convert the model that holds it"
         return found
@@ -208,19 +214,14 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
     steps = [node for each in flows for node in each.nodes] if plan is None else []
     inline = dict.fromkeys(node.home for node in steps if _divides_by_own_scale(node))
-    read = [item for each in flows for item in each.norm_tensors_read.items()]
     plan = plan_from_flow(model, flow, heads) if plan is None else plan
     experts = expert_groups(model, plan) if flow.chooses_by_values() else []
     plan, uncalled = add_uncalled_experts(plan, flow, experts) if experts else (plan, [])
     return Inspection(
         plan=plan,
         flow=flow,
-        norms={name: type(norm).__name__ for name, norm in norms.items()},
-        norm_shapes={name: returned[name][0].shape for name in norms if returned.get(name)},
+        norms={name: _norm_use(name, norm, flows, returned.get(name, [])) for name, norm in norms.items()},
         unknown_norms=unknown_norms(model),
-        tensors_read=dict(sorted(read, key=lambda item: item[1] != "weight")),  # the last one of a name counts
-        overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
-        several_inputs=[name for name in norms if any(name in each.several_inputs for each in flows)],
         functional_norms=[
             call for call in dict.fromkeys(chain(*(f.normalizing for f in flows))) if call[0] not in norms
         ],
@@ -235,6 +236,18 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         uncalled=uncalled,
         rectified={w.module for n in flow.nodes for w in n.weights if any(u.function in RECTIFIERS for u in n.users)},
         data_size=_data_size(flow, norms, example),
+    )
+
+
+def _norm_use(name: str, norm: nn.Module, flows: Sequence[Flow], returned: Sequence[Node]) -> NormUse:
+    """How the model uses a normalizer; `returned` are its outputs in the first flow, that of evaluation."""
+    read = [each.norm_tensors_read[name] for each in flows if name in each.norm_tensors_read]
+    return NormUse(
+        kind=type(norm).__name__,
+        shape=returned[0].shape if returned else None,
+        several_inputs=any(name in each.several_inputs for each in flows),
+        overwritten=not flows[0].overwritten.isdisjoint(returned),
+        tensor_read=next((tensor for tensor in reversed(read) if tensor != "weight"), "weight" if read else ""),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Record, Removed
-from normfree.conversion.inspection import Inspection
+from normfree.conversion.inspection import Inspection, NormUse
 from normfree.conversion.rescaling import draw_tokens_, reset_layer_scales_, scale_embeddings_
 from normfree.errors import listed
 from normfree.methods import Method
@@ -119,31 +119,25 @@ def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | Non
 
     Also sets `inplace=False` on every module: its input is now the residual stream.
     """
-    names = {id(model.get_submodule(name)): name for name in inspection.norms}
-    replacements: dict[int, nn.Module] = {}
-    removed: dict[int, Removed] = {}
-    for parent in list(model.modules()):
-        for key, child in list(parent._modules.items()):
-            if child is None or id(child) not in names:
-                continue
-            if id(child) not in replacements:
-                name = names[id(child)]
-                new = _replacement(
-                    child,
-                    tanh=tanh,
-                    shape=inspection.norm_shapes.get(name),
-                    keep_weight=name in inspection.tensors_read,
-                    copied=name in inspection.overwritten,
-                )
-                replacements[id(child)] = new
-                removed[id(child)] = Removed(name, type(child).__name__, _classes(new))
-            parent._modules[key] = replacements[id(child)]
+    norms = {name: model.get_submodule(name) for name in inspection.norms}
+    new = {name: _replacement(norm, inspection.norms[name], tanh=tanh) for name, norm in norms.items()}
+    replace_modules_(model, {norm: new[name] for name, norm in norms.items()})
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010  (no type declares the attribute)
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # else inference would run one kernel with layer norm inside
-    return [removed[key] for key in names if key in removed]
+    return [Removed(name, type(norm).__name__, _classes(new[name])) for name, norm in norms.items()]
+
+
+def replace_modules_(model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> None:
+    """Replace modules everywhere in a model; a new one takes the mode of the old one."""
+    for old, new in swaps.items():
+        new.train(old.training)
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and child in swaps:
+                parent._modules[name] = swaps[child]
 
 
 def frozen_layers(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
@@ -192,29 +186,25 @@ def make_plain_(model: nn.Module, standardized: Mapping[str, type[nn.Module] | N
     return removed
 
 
-def _replacement(
-    norm: nn.Module, *, tanh: float | None, shape: Sequence[int] | None, keep_weight: bool, copied: bool
-) -> nn.Module:
+def _replacement(norm: nn.Module, use: NormUse, *, tanh: float | None) -> nn.Module:
     """The module that takes the place of a normalizer: dynamic tanh or nothing, then its fused activation.
 
-    `shape` is that of the signal; `keep_weight` leaves an attribute `weight` to read; `copied` returns a copy that may
-    be written to.
+    Code that reads the weight finds one, and code that writes into the output gets a copy.
     """
     parts: list[nn.Module] = []
     if tanh is not None:
-        size, dim = channels_of(norm, shape) or (1, -1)
+        size, dim = channels_of(norm, use.shape) or (1, -1)
         held = [t for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()]
         parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(held[0] if held else torch.empty(0)))
         learned = [p.requires_grad for p in norm.parameters()]
         parts[0].requires_grad_(any(learned) or not learned)  # a frozen normalizer becomes a frozen one
-    elif keep_weight:
+    elif use.tensor_read:
         parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
-    elif copied:
+    elif use.overwritten:
         parts.append(Copied())
     fused = [getattr(norm, name, None) for name in FUSED]
     parts += [part for part in fused if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
-    out = nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else nn.Identity()
-    return out.train(norm.training)
+    return nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else nn.Identity()
 
 
 def _classes(module: nn.Module) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -39,15 +38,6 @@ class MarkedModel(nn.Module):
     def flow(self, example: Any) -> ModuleFlow:
         """Record the model on `example`: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
         return ModuleFlow(self, record(self, *call_arguments(example)))
-
-    def replace_(self, swaps: Mapping[nn.Module, nn.Module]) -> None:
-        """Replace modules everywhere in the model; a new one takes the mode of the old one."""
-        for old, new in swaps.items():
-            new.train(old.training)
-        for parent in list(self.modules()):
-            for name, child in parent._modules.items():
-                if child is not None and child in swaps:
-                    parent._modules[name] = swaps[child]
 
 
 class ModuleFlow:
