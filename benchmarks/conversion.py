@@ -41,8 +41,8 @@ from subjects import MODELS, PACKAGES, Subject, import_packages, is_available
 from torch import nn
 
 import normfree as nf
-from normfree.conversion.inspection import find_norms
 from normfree.files import write_json
+from normfree.nn.normalizers import find_norms
 from normfree.plan import remembered_plan
 from normfree.provenance import commit, hardware, versions
 from normfree.report.terminal import progress

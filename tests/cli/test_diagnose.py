@@ -618,7 +618,7 @@ def test_help_says_which_shape_is_used(run: Run) -> None:
 
 
 def test_batch_whose_activations_do_not_fit_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normfree.nn.device_memory.free_memory", lambda _: 1 << 27)
+    monkeypatch.setattr("normfree.nn.devices.free_memory", lambda _: 1 << 27)
     status, _, err = run("resmlp-20-64", "--input", "3x8x8", "--batch", "20000", "--device", "cpu")
     assert status == 2
     assert err.startswith("error: expected the activations of 20,000 samples to fit into the memory")

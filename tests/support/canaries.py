@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from normfree.files import write_text
-from normfree.methods.earlier_releases import FIRST_RELEASE, as_of
+from normfree.methods.method_registry import FIRST_RELEASE, as_of
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
 from normfree_papers.claims.canary import COMMITTED, Record, differing, probes_of, tolerance

@@ -245,7 +245,7 @@ def _diagnose(
 
     from normfree.diagnostics import diagnose
     from normfree.models.example_inputs import build_by_name, to_device
-    from normfree.nn.device_memory import require_room_for_activations
+    from normfree.nn.devices import require_room_for_activations
     from normfree.report.terminal import notice, progress
 
     label = method or model

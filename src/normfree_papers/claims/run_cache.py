@@ -26,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from normfree.methods.method import parse_spec
+from normfree.methods.method_registry import parse_spec
 from normfree.provenance import RELEASE
 from normfree.train.config import TrainConfig, folder_name, plain_name
 from normfree.train.run.run_folder import RunFolder

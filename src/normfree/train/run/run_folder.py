@@ -32,7 +32,7 @@ from normfree.files import (
     write_text,
 )
 from normfree.folder_lock import FolderLock
-from normfree.methods.earlier_releases import FIRST_RELEASE
+from normfree.methods.method_registry import FIRST_RELEASE
 from normfree.plan import ResidualPlan
 from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
