@@ -2,11 +2,9 @@
 
 from collections import OrderedDict
 
-import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models import SwinTransformer
 
 from fault_cases import he_, times_
 from fifth_parts import Case, generator, images, scenes
@@ -119,6 +117,8 @@ def densenet_pixels_up_to_255(broken: bool = True, batch: int = 0) -> Case:
 
 def timm_vit_queries_and_keys_times_thirty(broken: bool = True, batch: int = 0) -> Case:
     """A ViT of timm whose queries and keys are thirty times too large: each token attends to one other alone."""
+    import timm
+
     torch.manual_seed(0)
     model = timm.models.VisionTransformer(img_size=16, patch_size=4, embed_dim=48, depth=4, num_heads=4, num_classes=10)
     for block in model.blocks:
@@ -131,6 +131,8 @@ def timm_vit_queries_and_keys_times_thirty(broken: bool = True, batch: int = 0) 
 
 def torchvision_swin_bias_of_counts(broken: bool = True, batch: int = 0) -> Case:
     """A Swin Transformer of torchvision; the bias of its head holds counts of the classes, not logs of their shares."""
+    from torchvision.models import SwinTransformer
+
     torch.manual_seed(0)
     model = SwinTransformer(
         patch_size=[2, 2], embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=[4, 4], num_classes=10,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from fifth_parts import Case, chains, generator, sentences, series
 
@@ -165,6 +164,8 @@ class Logits(nn.Module):
 
 def transformers_roberta_positions_drown_words(broken: bool = True, batch: int = 0) -> Case:
     """A RoBERTa whose vectors of positions are drawn from N(0, 5) and those of words from N(0, 0.02)."""
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
     torch.manual_seed(0)
     config = RobertaConfig(
         vocab_size=40, max_position_embeddings=32, hidden_size=48, intermediate_size=96, num_hidden_layers=2,

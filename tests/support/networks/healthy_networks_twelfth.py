@@ -7,10 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import timm
 import torch
-import torchvision
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,18 +19,24 @@ from fifth_parts import Case, Healthy, chains, generator, images, sentences, sub
 
 def _timm(name: str, size: int = 64, **options: Any) -> Case:
     """Return a network of timm with ten classes and random weights."""
+    import timm
+
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, num_classes=10, **options)
     return model, *images(0, n=8, size=size), F.cross_entropy
 
 
 def _alexnet() -> Case:
+    import torchvision
+
     torch.manual_seed(0)
     return torchvision.models.alexnet(weights=None, num_classes=10), *images(0, n=8, size=64), F.cross_entropy
 
 
 def _maxvit() -> Case:
     """A small MaxViT of torchvision."""
+    import torchvision
+
     torch.manual_seed(0)
     model = torchvision.models.MaxVit(
         (64, 64), stem_channels=16, partition_size=4, block_channels=[16, 32], block_layers=[1, 2], head_dim=8,
@@ -44,6 +47,8 @@ def _maxvit() -> Case:
 
 def _film() -> Case:
     """A network of torchvision for films, here of four frames that hardly differ."""
+    import torchvision
+
     torch.manual_seed(0)
     model = torchvision.models.video.mc3_18(weights=None, num_classes=10)
     frames, labels = images(0, n=6, size=32)
@@ -65,6 +70,8 @@ class Logits(nn.Module):
 
 
 def _gptj() -> Case:
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.GPTJConfig(
         vocab_size=100, n_positions=32, n_embd=64, n_layer=3, n_head=4, rotary_dim=8, bos_token_id=0, eos_token_id=1
@@ -73,6 +80,8 @@ def _gptj() -> Case:
 
 
 def _stablelm() -> Case:
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.StableLmConfig(
         vocab_size=100, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
@@ -82,6 +91,8 @@ def _stablelm() -> Case:
 
 
 def _squeezebert() -> Case:
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.SqueezeBertConfig(
         vocab_size=40, hidden_size=64, embedding_size=64, intermediate_size=128, num_hidden_layers=3,
@@ -95,6 +106,8 @@ def _squeezebert() -> Case:
 
 
 def _cvt() -> Case:
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.CvtConfig(
         embed_dim=[16, 32, 64], num_heads=[1, 2, 4], depth=[1, 2, 3], drop_path_rate=[0.0, 0.0, 0.0], num_labels=10
@@ -104,6 +117,8 @@ def _cvt() -> Case:
 
 def _spectrograms() -> Case:
     """An Audio Spectrogram Transformer, whose input is time by bands."""
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.ASTConfig(
         hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128, patch_size=8,
@@ -125,6 +140,8 @@ class LettersOfWaves(nn.Module):
 
 
 def _wav2vec2() -> Case:
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.Wav2Vec2Config(
         vocab_size=8, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
