@@ -206,7 +206,7 @@ def test_precision_shortens_weights_only(method: str, name: str, precision: str)
             assert not types or isinstance(module, known)
             wanted = {n: t if t == torch.int64 else torch.float32 for n, t in types.items()}
         assert types == wanted, path
-    assert shortened or get(method).weight != "plain"
+    assert shortened or get(method).weight_kind != "plain"
 
 
 def test_float32_changes_nothing() -> None:
