@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import layout_writers
-from normfree.checksums import Checksum
 from normfree.data import get, load, names, on_disk, stand_in_note
 from normfree.data.download.catalog import DATA_SETS, DataSet, Source, tar_source
 from normfree.data.download.file_formats import gzipped_files, plain_files
+from normfree.storage.reading import Checksum
 
 
 def sha(content: bytes) -> Checksum:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from normfree.files import to_json_values, write_sealed_json, write_sealed_text
-from normfree.folder_lock import FolderLock
+from normfree.storage.folder_lock import FolderLock
+from normfree.storage.writing import to_json_values, write_sealed_json, write_sealed_text
 from normfree.train.config import TrainConfig
 from normfree.train.run.run_records import WatchedRun
 

@@ -17,7 +17,7 @@ from typing import Any
 import optuna  # so that this file is left out where optuna is not installed
 import pytest
 
-from normfree.folder_lock import is_held
+from normfree.storage.folder_lock import is_held
 from normfree.train import RunFolder, TrainConfig
 from normfree.tuning import study as studies
 from normfree.tuning import tune

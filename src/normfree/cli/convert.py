@@ -142,8 +142,8 @@ def _save(
     """
     from normfree.conversion.saving import REPORT, save_converted
     from normfree.diagnostics import diagnosis
-    from normfree.files import atomic_folder, explain_os_errors
     from normfree.plan import remembered_example
+    from normfree.storage.writing import atomic_folder, explain_os_errors
 
     missing = ""
     example = inputs if remembered_example(converted.after) is None else None

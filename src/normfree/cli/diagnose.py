@@ -159,10 +159,10 @@ def _check_widths(
     import json
 
     from normfree.diagnostics.width_check import coordinate_check
-    from normfree.files import to_json_values
     from normfree.models.example_inputs import build_by_name, random_inputs
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console, progress
+    from normfree.storage.writing import to_json_values
 
     names = {width: model.replace("{}", str(width)) for width in numbers}
     inputs = random_inputs(names[numbers[0]], shape, batch=batch, seed=seed)

@@ -354,7 +354,7 @@ def default_jobs(device: str) -> int:
     """Return one run per CPU core that this process may use; on a GPU one run at a time."""
     import torch
 
-    from normfree.provenance import available_cores
+    from normfree.storage.provenance import available_cores
 
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return 1
@@ -366,7 +366,7 @@ def default_jobs(device: str) -> int:
 
 def print_json(data: Any) -> None:
     """Print plain data as JSON in ASCII, which any terminal can show; numbers that are not finite become strings."""
-    from normfree.files import to_json_values
+    from normfree.storage.writing import to_json_values
 
     typer.echo(json.dumps(to_json_values(data), indent=1))
 

@@ -133,8 +133,8 @@ def _remarks(found: list[WatchedRun], runs: RunList) -> list[str]:
 
 
 def _write_page(found: list[WatchedRun], path: Path) -> None:
-    from normfree.files import explain_os_errors
     from normfree.report.page import write_page
+    from normfree.storage.writing import explain_os_errors
 
     with explain_os_errors("the page", path):
         write_page(_page(found, path), path)

@@ -18,16 +18,16 @@ import torch
 from normfree.arguments import check_arguments
 from normfree.comparison.comparison_result import ComparedRun, Comparison
 from normfree.comparison.run_executor import LOCAL, Reports, RunExecutor, choose_executor, summarize_reports
-from normfree.files import made_folder, to_json_values
-from normfree.folder_lock import is_held
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.builder import is_foreign
 from normfree.models.transformer import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
-from normfree.provenance import without_folders
 from normfree.report.terminal import ProgressCallback, duration, metrics_text
+from normfree.storage.folder_lock import is_held
+from normfree.storage.provenance import without_folders
+from normfree.storage.writing import made_folder, to_json_values
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import NOT_IN_FINGERPRINT, folder_name
 from normfree.train.data_sources import open_data

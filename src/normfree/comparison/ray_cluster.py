@@ -23,8 +23,8 @@ from uuid import uuid4
 from normfree import __version__
 from normfree.comparison.ray_connection import connected, first_line
 from normfree.comparison.run_executor import Reports, error_sentence
-from normfree.files import explain_os_errors
 from normfree.report.terminal import duration
+from normfree.storage.writing import explain_os_errors
 from normfree.train.engine.stop_signals import Stop
 
 T = TypeVar("T")

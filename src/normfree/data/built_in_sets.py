@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from normfree.checksums import Checksum
 from normfree.data.download.catalog import FASHION_CLASSES
 from normfree.data.images.image_set import ImageSet, Split, image_set
+from normfree.storage.reading import Checksum
 
 LINEAR_ACCURACY = {"fashion14": 0.835, "spirals": 0.258}  # of softmax regression on the test split; a test measures it
 

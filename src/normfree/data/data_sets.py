@@ -11,7 +11,7 @@ from normfree.data.built_in_sets import ASSET, BUILT_IN
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, Source
 from normfree.data.download.file_formats import Progress, fetch
 from normfree.data.images.image_set import ImageSet, image_set
-from normfree.files import explain_os_errors, write_bytes
+from normfree.storage.writing import explain_os_errors, write_bytes
 
 
 def names() -> tuple[str, ...]:

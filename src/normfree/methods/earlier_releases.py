@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from normfree.provenance import RELEASE
+from normfree.storage.provenance import RELEASE
 
 FIRST_RELEASE = "0.1"
 """The release of stored runs and conversions that do not name theirs."""

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from normfree.provenance import RELEASE
 from normfree.report.tables import notebook_html
+from normfree.storage.provenance import RELEASE
 from normfree.train.setting_fields import (
     NamedSettings,
     coerce,

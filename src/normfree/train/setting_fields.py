@@ -17,8 +17,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from normfree.checksums import read_limited
 from normfree.errors import unknown_name
+from normfree.storage.reading import read_limited
 
 RANGES: dict[str, Callable[[Any], bool]] = {
     "not to be empty": bool,

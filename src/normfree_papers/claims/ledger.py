@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from normfree.files import atomic_path, explain_os_errors
 from normfree.report import Column, Link, Table, to_markdown
 from normfree.report.page import Card, Page, Section, write_page
+from normfree.storage.writing import atomic_path, explain_os_errors
 from normfree_papers.claims.claim import Claim
 from normfree_papers.claims.claim_status import (
     CHECK_COLUMNS,

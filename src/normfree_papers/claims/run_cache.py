@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from normfree.methods.method import parse_spec
-from normfree.provenance import RELEASE
+from normfree.storage.provenance import RELEASE
 from normfree.train.config import TrainConfig, folder_name, plain_name
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.setting_fields import read_toml

@@ -21,7 +21,7 @@ import normfree as nf
 from compared_runs import differences
 from forked_runs import Runs, forked_runs
 from normfree.data.images.image_set import ImageSet, Split
-from normfree.files import write_sealed_text
+from normfree.storage.writing import write_sealed_text
 from normfree.train import RunFolder, RunResult
 from normfree.train.data_sources import MemoryImages
 from normfree.train.engine import loop as engine
@@ -311,7 +311,7 @@ def fail(code: int) -> Any:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("normfree.files.secrets.token_hex", "could not write the configuration"),
+        ("normfree.storage.writing.secrets.token_hex", "could not write the configuration"),
         ("filelock.FileLock.acquire", "could not write the lock"),
         ("normfree.train.run.checkpoint.temporary_folder", "could not write the checkpoint"),
         ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),

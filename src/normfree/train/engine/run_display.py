@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normfree.errors import missing_package
-from normfree.files import from_json_values, to_json_values, write_text
 from normfree.models import BaseModel
 from normfree.report.page import render_page
 from normfree.report.terminal import in_notebook, training_progress
+from normfree.storage.reading import from_json_values
+from normfree.storage.writing import to_json_values, write_text
 from normfree.train.config import TrainConfig
 from normfree.train.run.result import Snapshot
 from normfree.train.run.run_page import run_page

@@ -25,16 +25,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from normfree.checksums import Checksum, has_kinds, parse_json, read_limited
-from normfree.files import (
-    TEMPORARY,
-    explain_os_errors,
-    read_tensors,
-    render_weights,
-    require_plain,
-    sync,
-    temporary_folder,
-)
+from normfree.storage.reading import Checksum, has_kinds, parse_json, read_limited, read_tensors
+from normfree.storage.writing import TEMPORARY, explain_os_errors, render_weights, require_plain, sync, temporary_folder
 from normfree.train.run.run_records import METRICS
 
 T = TypeVar("T")

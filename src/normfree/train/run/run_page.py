@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normfree.provenance import without_folders
 from normfree.report.page import Card, Page, Section
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Rating, Table, compact
 from normfree.report.terminal import duration, percent
+from normfree.storage.provenance import without_folders
 from normfree.train.run.result import is_guess
 from normfree.train.run.run_records import WatchedRun
 

@@ -12,8 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from normfree.checksums import check_sealed_text, has_kinds, parse_json, read_limited, read_sealed_json, require_regular
-from normfree.files import from_json_values
+from normfree.storage.reading import (
+    check_sealed_text,
+    from_json_values,
+    has_kinds,
+    parse_json,
+    read_limited,
+    read_sealed_json,
+    require_regular,
+)
 from normfree.train.run.result import RunStatus
 
 # The files in the folder of a run.

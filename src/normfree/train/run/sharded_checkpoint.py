@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from normfree.checksums import Checksum
+from normfree.storage.reading import Checksum
 from normfree.train.engine.distributed import explained_disconnection
 from normfree.train.run import checkpoint
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from normfree.files import OPEN_FILES, explain_os_errors
+from normfree.storage.writing import OPEN_FILES, explain_os_errors
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _LONGEST = 20  # digits of the number of a process, the content of a lock
