@@ -55,7 +55,7 @@ def get_data(
     """
     from normfree.data import get, stand_in_note
     from normfree.data import names as known
-    from normfree.data.built_in_sets import BUILT_IN
+    from normfree.data.data_sets import BUILT_IN
     from normfree.report.terminal import progress
 
     if tarball is not None and len(names) != 1:

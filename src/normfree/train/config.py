@@ -27,7 +27,7 @@ from normfree.train.setting_fields import (
 )
 
 if TYPE_CHECKING:  # it loads torch; a command that only reads a configuration must not wait for it
-    from normfree.optim.schedules import Schedule
+    from normfree.optim.learning_rates import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -366,7 +366,7 @@ class TrainConfig(NamedSettings):
     @property
     def lr_schedule(self) -> Schedule:
         """The schedule of the learning rate."""
-        from normfree.optim.schedules import Schedule
+        from normfree.optim.learning_rates import Schedule
 
         return Schedule(
             kind=self.schedule,
