@@ -293,7 +293,7 @@ def _print_dry_run(config: TrainConfig, out: Path | None, *, overwrite: bool, as
     from normfree.report import open_console
     from normfree.report.terminal import duration, progress
     from normfree.train.engine.dry_run import measure_run
-    from normfree.train.engine.stop_signals import StopRequestedError
+    from normfree.train.engine.process_state import StopRequestedError
     from normfree.train.run.run_folder import RunFolder
 
     if out is not None:

@@ -32,7 +32,7 @@ from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import NOT_IN_FINGERPRINT, folder_name
 from normfree.train.data_sources import open_data
 from normfree.train.engine.data_interface import Data
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 from normfree.train.run.result import Snapshot
 
 _NOT_COMPARED = NOT_IN_FINGERPRINT | {"precision", "channels_last", "compile", "graph"}  # chosen by the machine if open

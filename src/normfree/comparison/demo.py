@@ -20,7 +20,7 @@ from normfree.report.terminal import ProgressCallback
 from normfree.storage.reading import from_json_values, read_sealed_json
 from normfree.storage.writing import explain_os_errors, write_sealed_json
 from normfree.train import TrainConfig, recipe
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 
 DESCRIPTIONS = {
     "fixup": "no normalization, Fixup",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normfree.arguments import check_arguments
 from normfree.data import ImageSet
 from normfree.errors import require_package
 from normfree.models import BaseModel
@@ -20,7 +19,6 @@ from normfree.models.base import every_module
 from normfree.models.builder import is_foreign
 from normfree.nn.device_memory import LARGE, explained_shortage, require_memory, require_room_for_activations
 from normfree.nn.devices import device_of
-from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.residual import reset_precision_
 from normfree.nn.weight_gradient_stream import use_side_stream_
@@ -28,13 +26,19 @@ from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data_sources import AS_BUILT, as_data, explained_worker_end, open_data
-from normfree.train.engine.data_interface import BatchSums, Data, try_model
+from normfree.train.engine.data_interface import Data, mean_score, sum_scores, try_model
 from normfree.train.engine.distributed import Processes, join_processes
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
 from normfree.train.engine.kernel_stages import Stage, prepare_stages
+from normfree.train.engine.process_state import (
+    Stop,
+    StopRequestedError,
+    collector_paused,
+    objects_frozen,
+    seeded_generators,
+    torch_settings,
+)
 from normfree.train.engine.step import TrainStep
-from normfree.train.engine.stop_signals import Stop, StopRequestedError
-from normfree.train.engine.torch_runtime import collector_paused, objects_frozen, seeded_generators, torch_settings
 from normfree.train.run.result import Score
 from normfree.train.run.run_folder import RunFolder
 
@@ -139,42 +143,6 @@ class TrainSetup:
         self.cleanup.close()
 
 
-@torch.no_grad()
-def sum_scores(
-    model: nn.Module,
-    batches: Iterable[Any],
-    sums_of: BatchSums,
-    forward: Callable[..., Tensor] | None = None,
-) -> Tensor:
-    """Score a model in evaluation mode; the mode of every module is restored.
-
-    Args:
-        model: The model.
-        batches: The batches; each label is counted once.
-        sums_of: The sums over one batch.
-        forward: The function to call in place of the model, if any.
-
-    Returns:
-        Three float64 sums over all batches, for `mean_score`: the losses, the hits, and the number of labels.
-    """
-    sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
-    with eval_mode(model):
-        for batch in batches:
-            sums += sums_of(model if forward is None else forward, batch)
-    return sums
-
-
-def mean_score(sums: Tensor) -> Score:
-    """Return the means over all labels; NaN if there are none."""
-    loss, hits, labels = sums.tolist()
-    return Score(loss / labels, hits / labels) if labels else Score(float("nan"), float("nan"))
-
-
-def score(model: nn.Module, batches: Iterable[Any], sums_of: BatchSums) -> Score:
-    """Score a model on batches that this process has alone; see `sum_scores`."""
-    return mean_score(sum_scores(model, batches, sums_of))
-
-
 @contextmanager
 def open_run(
     config: TrainConfig,
@@ -191,7 +159,6 @@ def open_run(
     While it is open, signals are recorded. torch's generators are restored at the end. `fit` has the same arguments.
     """
     started = time.perf_counter()
-    check_arguments(plan=plan, **{} if model is None else {"model": model})
     device = device_of(config.device)
     if config.tensorboard:
         require_package("tensorboard", "tensorboard=true")
@@ -250,7 +217,6 @@ def prepare_training(
     with collector_paused():
         opened = open_data(config) if data is None else as_data(data)
         opened.require_usable()
-        require_room_for_batch(config, opened, device, processes.world)
         seed_generators(config.seed)
         if plan is not None and model is None:
             raise ValueError("expected `plan` together with the converted model, got a plan alone; pass model= as well")
@@ -270,7 +236,7 @@ def prepare_training(
             remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
             raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
         micro_batch = config.batch_size // config.accumulate // processes.world
-        require_room_for_weights(trained, config, device)
+        _require_room(config, opened, trained, device, processes.world)
         require_room_for_micro_batch(trained, config, opened, device, micro_batch)
         stages: Sequence[Stage] = ()
         if device.type == "cuda" or config.kernels == "stage":
@@ -373,16 +339,12 @@ def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
 # Room in the memory: a run that does not fit is refused before it fills the memory
 
 
-def require_room_for_batch(config: TrainConfig, data: Data, device: torch.device, world: int) -> None:
-    """Raise `ValueError` if the images of a batch do not fit into the memory."""
+def _require_room(config: TrainConfig, data: Data, model: nn.Module, device: torch.device, world: int) -> None:
+    """Raise `ValueError` if the images of a batch, or the weights and their optimizer, do not fit into the memory."""
     if data.kind == "images":
         each = sum(x[0].nbytes for x in data.example(config, 1))
         batch = f"a batch of {config.batch_size:,} images"
         require_memory(batch, config.batch_size // world * each, "use a smaller batch_size", device)
-
-
-def require_room_for_weights(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
-    """Raise `ValueError` if the weights and their optimizer do not fit into the memory."""
     count = sum(parameter.numel() for parameter in model.parameters())
     vectors = 2 + (1 if config.optimizer == "sgd" else 2) + bool(config.ema)  # weights, gradient, optimizer, average
     remedy = "choose a smaller model, or another machine"
