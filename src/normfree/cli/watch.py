@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from normfree.report.page import Page
     from normfree.train.run.run_list import RunList
-    from normfree.train.run.run_records import WatchedRun
+    from normfree.train.run.run_page import WatchedRun
 
 _PAGE_SECONDS = 10.0  # between two writings of the page
 

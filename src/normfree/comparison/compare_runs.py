@@ -33,7 +33,7 @@ from normfree.train.config import NOT_IN_FINGERPRINT, folder_name
 from normfree.train.data_sources import open_data
 from normfree.train.engine.data_interface import Data
 from normfree.train.engine.process_state import Stop
-from normfree.train.run.result import Snapshot
+from normfree.train.run.run_records import Snapshot
 
 _NOT_COMPARED = NOT_IN_FINGERPRINT | {"precision", "channels_last", "compile", "graph"}  # chosen by the machine if open
 _LOOK_SECONDS = 0.5

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "Recipe": "recipes",
     "RunFolder": "run.run_folder",
-    "RunResult": "run.result",
-    "Snapshot": "run.result",
+    "RunResult": "run.run_records",
+    "Snapshot": "run.run_records",
     "TrainConfig": "config",
     "evaluate": "run.evaluation",
     "evaluate_translation": "run.evaluation",
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from normfree.train.recipes import Recipe, recipe
     from normfree.train.run.evaluation import evaluate, evaluate_translation
     from normfree.train.run.loading import load, read_config
-    from normfree.train.run.result import RunResult, Snapshot
     from normfree.train.run.run_folder import RunFolder
+    from normfree.train.run.run_records import RunResult, Snapshot
 
 
 def __getattr__(name: str) -> Any:

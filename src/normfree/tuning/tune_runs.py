@@ -15,7 +15,7 @@ from normfree.report.tables import compact, shorten_names
 from normfree.report.terminal import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.data_sources import open_data
-from normfree.train.run.result import Snapshot
+from normfree.train.run.run_records import Snapshot
 from normfree.tuning.search_space import SearchSpace, grid_size, parse_search, require_valid, texts_of
 from normfree.tuning.study import (
     Metric,

@@ -15,7 +15,7 @@ from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.engine.distributed import Processes
-from normfree.train.run.result import Score
+from normfree.train.run.run_records import Score
 
 if TYPE_CHECKING:
     from normfree.train.text.generation import Bleu

@@ -25,9 +25,9 @@ from normfree.train.engine.process_state import LaunchQueue, UntilSignal
 from normfree.train.engine.run_display import RunDisplay, ShowProgress, Throughput
 from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.run import checkpoint
-from normfree.train.run.result import RunResult, RunStatus, Score, Snapshot
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.run.run_page import write_curves
+from normfree.train.run.run_records import RunResult, RunStatus, Score, Snapshot
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared

@@ -25,9 +25,8 @@ from normfree.report.terminal import in_notebook, training_progress
 from normfree.storage.reading import from_json_values
 from normfree.storage.writing import to_json_values, write_text
 from normfree.train.config import TrainConfig
-from normfree.train.run.result import Snapshot
-from normfree.train.run.run_page import run_page
-from normfree.train.run.run_records import PAGE, PROGRESS, SIGNAL, describe_run, read_lines, with_state
+from normfree.train.run.run_page import describe_run, run_page, with_state
+from normfree.train.run.run_records import PAGE, PROGRESS, SIGNAL, Snapshot, read_lines
 
 if TYPE_CHECKING:
     from normfree.train.engine.setup import TrainSetup

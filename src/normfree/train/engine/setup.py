@@ -39,8 +39,8 @@ from normfree.train.engine.process_state import (
     torch_settings,
 )
 from normfree.train.engine.step import TrainStep
-from normfree.train.run.result import Score
 from normfree.train.run.run_folder import RunFolder
+from normfree.train.run.run_records import Score
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared

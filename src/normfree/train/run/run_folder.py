@@ -37,7 +37,6 @@ from normfree.storage.writing import (
 )
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
-from normfree.train.run.result import RunStatus
 from normfree.train.run.run_records import (
     CONFIG,
     LOCK,
@@ -46,6 +45,7 @@ from normfree.train.run.run_records import (
     PROGRESS,
     RESULT,
     SIGNAL,
+    RunStatus,
     check_config,
     read_lines,
     read_result,

@@ -11,8 +11,8 @@ from torch import nn
 
 from normfree.train import RunFolder, RunResult, TrainConfig
 from normfree.train.run import run_page as curves
-from normfree.train.run.result import Score
 from normfree.train.run.run_page import write_curves
+from normfree.train.run.run_records import Score
 
 FINISHED = RunResult(
     status="finished",
