@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from normfree.cli.demo import make_demo
+from normfree.cli.compare import make_demo
 from normfree.comparison import demo as room
 from normfree.train.engine import loop as engine
 

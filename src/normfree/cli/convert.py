@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normfree.cli.completion import complete_method
-from normfree.cli.options import (
-    Example,
-    Plugins,
-    example_inputs,
-    load_plugins,
-    print_json,
-    require_model,
-    require_one_input,
-)
+from normfree.cli.model_arguments import Checkpoint, Example, Seed, example_inputs, require_model, require_one_input
+from normfree.cli.options import AsJson, Plugins, load_plugins, print_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,20 +40,13 @@ def convert_model(
     shape: Annotated[str, typer.Option("--input", metavar="SHAPE", help="Shape of one input, such as 3x224x224.")] = "",
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
     example: Example = "",
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint", metavar="FILE", help="Weights of the original: a .safetensors file of its state_dict."
-        ),
-    ] = None,
+    checkpoint: Checkpoint = None,
     fold: Annotated[
         bool,
         typer.Option("--fold-batchnorm", help="Fold batch norms into the weights; the function stays the same."),
     ] = False,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Seed of the weights, the noise and the gradient.")
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
     """Take the normalization out of a model, apply a method, and compare the signal before and after.

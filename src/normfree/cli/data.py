@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normfree.cli.completion import complete_data
-from normfree.cli.options import print_json, require_folder
+from normfree.cli.options import AsJson, print_json, require_folder
 
 if TYPE_CHECKING:
     from normfree.report.terminal import Update
@@ -77,7 +77,7 @@ def get_data(
 
 def list_data(
     folder: _Folder = Path(".data"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the known data sets, and which of them are on disk."""
     from normfree.data import on_disk

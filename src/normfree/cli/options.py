@@ -6,14 +6,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.completion import complete_method, complete_model
+from normfree.cli.completion import complete_data, complete_method, complete_model, complete_recipe
 from normfree.errors import require_package
 
 if TYPE_CHECKING:
@@ -22,22 +22,32 @@ if TYPE_CHECKING:
 
 # Options
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text or a table.")]
+
 DEVICE = typer.Option(
     "--device", metavar="NAME", help="cpu, cuda, …; auto takes a CUDA GPU if there is one, else the CPU."
 )
 
-Model = Annotated[
-    str,
+ModelName = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="See normfree models.", autocompletion=complete_model)
+]
+
+RecipeName = Annotated[
+    str | None,
     typer.Argument(
-        metavar="MODEL",
-        help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
-        "converted model.",
-        autocompletion=complete_model,
+        metavar="RECIPE", help="A named configuration; see normfree train --list.", autocompletion=complete_recipe
     ),
 ]
 
-ModelName = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="See normfree models.", autocompletion=complete_model)
+DataName = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="NAME",
+        help="A data set by name (see normfree data list), folder:PATH for your images, or pairs:PATH or text:PATH for "
+        "prepared text.",
+        autocompletion=complete_data,
+    ),
 ]
 
 MethodName = Annotated[
@@ -50,13 +60,6 @@ DataDir = Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="
 Epochs = Annotated[str | None, typer.Option("--epochs", metavar="N", help="Passes over the training data.")]
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")]
-
-Example = Annotated[
-    str,
-    typer.Option(
-        "--example", metavar="MODULE:FUNCTION", help="A function that returns the input: a tensor, tuple or dict."
-    ),
-]
 
 Plugins = Annotated[
     list[str] | None,
@@ -159,17 +162,27 @@ def load_plugins(modules: Sequence[str] | None) -> None:
             ) from error
 
 
-def given(context: typer.Context) -> list[str]:
-    """Return the arguments that were typed, and the options by their first names."""
-    typed: list[str] = []
+def _typed(context: typer.Context) -> Iterator[tuple[str, list[str]]]:
+    """Yield the options that were typed, by their first names, and "" for arguments; each with its values."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
-        if source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[str(parameter.name)]
-        values = map(str, value) if isinstance(value, list | tuple) else [str(value)]
-        typed += [parameter.opts[0]] if parameter.param_type_name == "option" else values
-    return typed
+        if source is not None and source.name == "COMMANDLINE":
+            value = context.params[str(parameter.name)]
+            values = value if isinstance(value, list | tuple) else [] if value is True else [value]
+            yield parameter.opts[0] if parameter.param_type_name == "option" else "", list(map(str, values))
+
+
+def given(context: typer.Context) -> list[str]:
+    """Return the arguments that were typed, and the options by their first names."""
+    return [word for name, values in _typed(context) for word in ([name] if name else values)]
+
+
+def typed_command(verb: str, context: typer.Context) -> str:
+    """Return the command that was typed, in the order of the verb's options, for results that record it."""
+    words = ["normfree", verb]
+    for name, values in _typed(context):
+        words += values if not name else [word for value in values for word in (name, value)] or [name]
+    return shlex.join(words)
 
 
 def require_alone(context: typer.Context, option: str, beside: Sequence[str] = ()) -> None:
@@ -184,12 +197,6 @@ def require_either(context: typer.Context, option: str, others: Sequence[str], w
     for name in others:
         if {option, name} <= set(given(context)):
             raise ValueError(f"{option} cannot be combined with {name}; {why}")
-
-
-def require_one_input(context: typer.Context) -> None:
-    """Refuse two sources of the input: an example function, a data file, or a shape for noise."""
-    require_either(context, "--example", ["--data", "--input", "--batch"], "--example gives the whole input")
-    require_either(context, "--data", ["--input", "--batch"], "--data gives the whole input")
 
 
 def require_output(path: Path, formats: Sequence[str], option: str = "--out") -> None:
@@ -219,32 +226,6 @@ def require_folder(path: Path, option: str) -> None:
         )
     if not os.access(above, os.W_OK):
         raise ValueError(f"expected {option} to be a folder that can be written, got '{path}'; choose another")
-
-
-def require_model(model: str, verb: str) -> None:
-    """Refuse the name of a file in place of a model's, and name the remedy."""
-    name = model.removesuffix(".py")
-    if name.isidentifier() and Path(f"{name}.py").is_file():
-        raise ValueError(
-            f"expected a model, got the file {name}.py; name a factory in it: normfree {verb} {name}:FACTORY"
-        )
-    if Path(model).is_file():
-        raise ValueError(
-            f"expected a model, got the file '{model}'; give a model name or module:factory, and pass a file of "
-            "weights as --checkpoint"
-        )
-
-
-def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
-    """Call the function of --example, or draw noise in the shape that the model reads."""
-    from normfree.models.builder import is_foreign
-    from normfree.models.example_inputs import inputs_from_function, random_inputs
-
-    if not example:
-        return random_inputs(model, shape, batch=batch, seed=seed)
-    if not is_foreign(model):
-        raise ValueError(f"--example is for third-party models; the input of '{model}' is known, so leave it out")
-    return inputs_from_function(example, seed=seed)
 
 
 def configuration(
@@ -300,54 +281,6 @@ def _refuse_model(name: str) -> None:
 
     if is_foreign(name) or is_model_name(name):
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
-
-
-def command_line(verb: str, *words: str, options: Mapping[str, object]) -> str:
-    """Write a command in a fixed order, for results that record it.
-
-    Options without a value are left out; an option with several values is repeated.
-
-    >>> command_line("train", "fashion", options={"--set": ["lr=0.1", "epochs=2"], "--out": None, "--device": "cpu"})
-    'normfree train fashion --set lr=0.1 --set epochs=2 --device cpu'
-    """
-    typed = [
-        word
-        for name, value in options.items()
-        for one in (value if isinstance(value, list) else [] if value is None else [value])
-        for word in (name, str(one))
-    ]
-    return shlex.join(["normfree", verb, *words, *typed])
-
-
-def model_folder(model: str) -> Path | None:
-    """Return the folder of a run or a converted model if the argument names one."""
-    path = Path(model)
-    if not path.is_dir():
-        return None
-    from normfree.models import is_model_name
-    from normfree.train.run.loading import holds_model
-
-    return path if holds_model(path) or not is_model_name(model) else None
-
-
-def model_inputs(model: str, folder: Path | None, example: str, shape: str, batch: int, seed: int) -> Any:
-    """Call the function of --example, or draw noise for a model by name or in a folder, which knows its shape."""
-    from normfree.models.example_inputs import reads_tokens, sequence_length
-
-    name = model if folder is None else name_in_folder(folder)
-    if folder is not None and not example and (not shape or reads_tokens(name)):
-        from normfree.train.run.loading import noise_for
-
-        return noise_for(folder, batch=batch, length=sequence_length(shape) if shape else None, seed=seed)
-    return example_inputs(name, example, shape, batch, seed)
-
-
-def name_in_folder(folder: Path) -> str:
-    """Return the name of the model in a folder; a converted model counts as one of another package."""
-    from normfree.conversion.saving import is_converted
-    from normfree.train.run.loading import read_config
-
-    return f"converted:{folder.name}" if is_converted(folder) else read_config(folder).model
 
 
 def default_jobs(device: str) -> int:
