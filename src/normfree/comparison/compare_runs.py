@@ -32,6 +32,7 @@ from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import NOT_IN_FINGERPRINT, folder_name
 from normfree.train.data_sources import open_data
 from normfree.train.engine.data_interface import Data
+from normfree.train.engine.loop import OnEpoch
 from normfree.train.engine.process_state import Stop
 from normfree.train.run.run_records import Snapshot
 
@@ -254,7 +255,9 @@ def ended_result(task: RunTask) -> dict[str, Any] | None:
     return result
 
 
-def train_run(task: RunTask, report: Callable[[str], None], lock_seconds: float = 0.0) -> dict[str, Any]:
+def train_run(
+    task: RunTask, report: Callable[[str], None], lock_seconds: float = 0.0, on_epoch: OnEpoch | None = None
+) -> dict[str, Any]:
     """Train one run in its folder or continue it, and return its result; a run that has ended is only read.
 
     While another process trains the run, wait for it, for `lock_seconds` at most.
@@ -270,7 +273,7 @@ def train_run(task: RunTask, report: Callable[[str], None], lock_seconds: float 
         report(f"{seen.done / seen.total:.0%}, {metrics}")
 
     resume = RunFolder(task.folder).exists
-    result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=show)
+    result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=show, on_epoch=on_epoch)
     return ended_result(task) or result.to_json()  # the stored result also names hardware and versions
 
 
