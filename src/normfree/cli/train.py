@@ -207,7 +207,7 @@ def requeue(number: int | None) -> bool:
 
 def _new_folder(config: TrainConfig) -> Path:
     """Return a folder in runs/ that does not exist yet, named after the main settings."""
-    from normfree.train.config import plain_name
+    from normfree.storage.writing import plain_name
 
     words = f"{config.model}-{config.method}-{config.data.partition(':')[0]}-seed{config.seed}"
     base = Path("runs") / plain_name(words)

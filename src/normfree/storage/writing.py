@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -144,6 +145,11 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def plain_name(words: str) -> str:
+    """Return a text as part of the name of a folder: other characters than letters, digits, '.' and '_' become '-'."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", words)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

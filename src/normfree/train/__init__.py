@@ -19,28 +19,19 @@ _HOMES = {
     "read_config": "run.loading",
     "recipe": "recipes",
 }
-__all__ = [
-    "Recipe",
-    "RunFolder",
-    "RunResult",
-    "Snapshot",
-    "TrainConfig",
-    "evaluate",
-    "evaluate_translation",
-    "fit",
-    "load",
-    "read_config",
-    "recipe",
-]
 
 if TYPE_CHECKING:
-    from normfree.train.config import TrainConfig
-    from normfree.train.engine.loop import fit
-    from normfree.train.recipes import Recipe, recipe
-    from normfree.train.run.evaluation import evaluate, evaluate_translation
-    from normfree.train.run.loading import load, read_config
-    from normfree.train.run.run_folder import RunFolder
-    from normfree.train.run.run_records import RunResult, Snapshot
+    from normfree.train.config import TrainConfig as TrainConfig
+    from normfree.train.engine.loop import fit as fit
+    from normfree.train.recipes import Recipe as Recipe
+    from normfree.train.recipes import recipe as recipe
+    from normfree.train.run.evaluation import evaluate as evaluate
+    from normfree.train.run.evaluation import evaluate_translation as evaluate_translation
+    from normfree.train.run.loading import load as load
+    from normfree.train.run.loading import read_config as read_config
+    from normfree.train.run.run_folder import RunFolder as RunFolder
+    from normfree.train.run.run_records import RunResult as RunResult
+    from normfree.train.run.run_records import Snapshot as Snapshot
 
 
 def __getattr__(name: str) -> Any:

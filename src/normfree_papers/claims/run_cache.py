@@ -25,7 +25,8 @@ from typing import Any
 
 from normfree.methods.method import parse_spec
 from normfree.storage.provenance import RELEASE
-from normfree.train.config import TrainConfig, folder_name, plain_name
+from normfree.storage.writing import plain_name
+from normfree.train.config import TrainConfig, folder_name
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.setting_fields import read_toml
 from normfree_papers.claims.seed_metrics import EndedRun
