@@ -100,7 +100,7 @@ def test_stored_model_of_a_run_is_not_imported(
 
 
 def test_configuration_file_names_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normfree.cli.options import configuration
+    from normfree.train.recipes import configuration
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.toml").write_text('model = "payload:run"\n')

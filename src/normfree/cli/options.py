@@ -1,4 +1,4 @@
-"""What several verbs share: options, checks of the arguments, and configurations."""
+"""What several verbs share: options, checks of the arguments, and output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,6 @@ from normfree.errors import require_package
 
 if TYPE_CHECKING:
     from normfree.report.terminal import ProgressCallback, Update
-    from normfree.train import TrainConfig
 
 # Options
 
@@ -226,61 +225,6 @@ def require_folder(path: Path, option: str) -> None:
         )
     if not os.access(above, os.W_OK):
         raise ValueError(f"expected {option} to be a folder that can be written, got '{path}'; choose another")
-
-
-def configuration(
-    name: str | None = None,
-    *,
-    file: str | Path | None = None,
-    changes: Iterable[str] = (),
-    resume: str | Path | None = None,
-    trust: bool = False,
-) -> TrainConfig:
-    """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
-
-    Args:
-        name: The recipe; the defaults if None.
-        file: A TOML file with some of the settings.
-        changes: Single settings of the form 'name=value'.
-        resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
-        trust: Whether the file or folder may name a model of any module, which is then imported.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: If a name is unknown (for a model's name the message says how to pass it), a value is bad, or the
-            model's name needs `trust`.
-        OSError: If the file cannot be read.
-    """
-    from normfree.train.config import TrainConfig
-    from normfree.train.recipes import recipe, recipes
-
-    if resume is not None and name is None and file is None:
-        from normfree.train.run.loading import read_config
-
-        chosen = read_config(resume)
-    else:
-        if name is not None and name not in recipes():
-            _refuse_model(name)
-        chosen = TrainConfig() if name is None else recipe(name)
-    if file is not None:
-        chosen = TrainConfig.from_toml(file, base=chosen)
-    changed = TrainConfig.parse_changes(changes)
-    if "model" not in changed and (origin := file or resume) is not None:
-        from normfree.models.third_party import require_trusted
-
-        require_trusted(chosen.model, origin, trust)
-    return chosen.with_changes(**changed)
-
-
-def _refuse_model(name: str) -> None:
-    """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
-    from normfree.models import is_model_name
-    from normfree.models.builder import is_foreign
-
-    if is_foreign(name) or is_model_name(name):
-        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
 
 
 def default_jobs(device: str) -> int:

@@ -28,7 +28,6 @@ from normfree.cli.options import (
     Plugins,
     RecipeName,
     Trust,
-    configuration,
     given,
     load_plugins,
     print_json,
@@ -117,6 +116,8 @@ def train_model(
     if listing or not (recipe or settings or config or resume or show):
         list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # 2 as for `normfree` without arguments
+    from normfree.train.recipes import configuration
+
     chosen = configuration(recipe, file=config, changes=settings, resume=resume, trust=trust)
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)

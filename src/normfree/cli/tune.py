@@ -24,7 +24,6 @@ from normfree.cli.options import (
     On,
     RecipeName,
     announcing,
-    configuration,
     default_jobs,
     print_json,
     require_executor,
@@ -94,6 +93,8 @@ def tune_settings(
     settings = [f"{name[2:].replace('-', '_')}={value}" for name, value in named.items() if value is not None]
     settings += changes or []
     _require_free(settings, search or [])
+    from normfree.train.recipes import configuration
+
     base = configuration(recipe, file=config, changes=settings)
     from normfree.tuning.tune_runs import tune
     from normfree.tuning.tuning_result import save, score_text, table, train_options
