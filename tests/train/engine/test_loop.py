@@ -22,7 +22,7 @@ from normfree.data.images.image_set import ImageBatches, Split, image_set, in_or
 from normfree.train import RunFolder, RunResult, Snapshot
 from normfree.train.data_sources import augmentation_of, image_sums
 from normfree.train.engine import loop as engine
-from normfree.train.engine.data_interface import score
+from normfree.train.engine.setup import score
 from normfree.train.engine.step import TrainStep
 from normfree.train.run import checkpoint
 from normfree.train.run.run_records import Score

@@ -22,9 +22,9 @@ from normfree.nn.model_state import eval_mode
 from normfree.train import RunFolder, RunResult, evaluate_translation, read_config
 from normfree.train.engine import loop as engine
 from normfree.train.engine import setup
-from normfree.train.engine.data_interface import score, sum_scores
 from normfree.train.engine.distributed import Processes
 from normfree.train.engine.forward import apply_precision_
+from normfree.train.engine.setup import score, sum_scores
 from normfree.train.engine.step import TrainStep
 from normfree.train.text.text_data import TextData, token_loss, token_sums
 from tiny_text import SIZE, copied, drawn, tiny_pairs, tiny_text, turned

@@ -15,7 +15,6 @@ from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.engine.distributed import Processes
-from normfree.train.run.run_records import Score
 
 if TYPE_CHECKING:
     from normfree.train.text.generation import Bleu
@@ -94,42 +93,6 @@ class Inputs:
     items_per_step: float
     loss: BatchLoss
     sums: BatchSums
-
-
-@torch.no_grad()
-def sum_scores(
-    model: nn.Module,
-    batches: Iterable[Any],
-    sums_of: BatchSums,
-    forward: Callable[..., Tensor] | None = None,
-) -> Tensor:
-    """Score a model in evaluation mode; the mode of every module is restored.
-
-    Args:
-        model: The model.
-        batches: The batches; each label is counted once.
-        sums_of: The sums over one batch.
-        forward: The function to call in place of the model, if any.
-
-    Returns:
-        Three float64 sums over all batches, for `mean_score`: the losses, the hits, and the number of labels.
-    """
-    sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
-    with eval_mode(model):
-        for batch in batches:
-            sums += sums_of(model if forward is None else forward, batch)
-    return sums
-
-
-def mean_score(sums: Tensor) -> Score:
-    """Return the means over all labels; NaN if there are none."""
-    loss, hits, labels = sums.tolist()
-    return Score(loss / labels, hits / labels) if labels else Score(float("nan"), float("nan"))
-
-
-def score(model: nn.Module, batches: Iterable[Any], sums_of: BatchSums) -> Score:
-    """Score a model on batches that this process has alone; see `sum_scores`."""
-    return mean_score(sum_scores(model, batches, sums_of))
 
 
 @torch.no_grad()

@@ -18,9 +18,9 @@ import torch
 from normfree.nn.device_memory import free_memory
 from normfree.train.config import TrainConfig
 from normfree.train.data_sources import ImageData
-from normfree.train.engine.data_interface import EvalBatches, sum_scores
+from normfree.train.engine.data_interface import EvalBatches
 from normfree.train.engine.process_state import StopRequestedError
-from normfree.train.engine.setup import TrainSetup, open_run
+from normfree.train.engine.setup import TrainSetup, open_run, sum_scores
 
 _MOST_STEPS, _LEAST_STEPS = 22, 2  # to take; the first two are slower, and count only if there are no others
 _PATIENCE = 5.0  # seconds after which the least number of steps is enough

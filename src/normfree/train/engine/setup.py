@@ -19,6 +19,7 @@ from normfree.models.base import every_module
 from normfree.models.builder import is_foreign
 from normfree.nn.device_memory import LARGE, explained_shortage, require_memory, require_room_for_activations
 from normfree.nn.devices import device_of
+from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.residual import reset_precision_
 from normfree.nn.weight_gradient_stream import use_side_stream_
@@ -26,7 +27,7 @@ from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan, kept_plan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data_sources import AS_BUILT, as_data, explained_worker_end, open_data
-from normfree.train.engine.data_interface import Data, mean_score, sum_scores, try_model
+from normfree.train.engine.data_interface import BatchSums, Data, try_model
 from normfree.train.engine.distributed import Processes, join_processes
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
 from normfree.train.engine.kernel_stages import Stage, prepare_stages
@@ -143,6 +144,42 @@ class TrainSetup:
         self.cleanup.close()
 
 
+@torch.no_grad()
+def sum_scores(
+    model: nn.Module,
+    batches: Iterable[Any],
+    sums_of: BatchSums,
+    forward: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """Score a model in evaluation mode; the mode of every module is restored.
+
+    Args:
+        model: The model.
+        batches: The batches; each label is counted once.
+        sums_of: The sums over one batch.
+        forward: The function to call in place of the model, if any.
+
+    Returns:
+        Three float64 sums over all batches, for `mean_score`: the losses, the hits, and the number of labels.
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
+    with eval_mode(model):
+        for batch in batches:
+            sums += sums_of(model if forward is None else forward, batch)
+    return sums
+
+
+def mean_score(sums: Tensor) -> Score:
+    """Return the means over all labels; NaN if there are none."""
+    loss, hits, labels = sums.tolist()
+    return Score(loss / labels, hits / labels) if labels else Score(float("nan"), float("nan"))
+
+
+def score(model: nn.Module, batches: Iterable[Any], sums_of: BatchSums) -> Score:
+    """Score a model on batches that this process has alone; see `sum_scores`."""
+    return mean_score(sum_scores(model, batches, sums_of))
+
+
 @contextmanager
 def open_run(
     config: TrainConfig,
@@ -163,9 +200,8 @@ def open_run(
     if config.tensorboard:
         require_package("tensorboard", "tensorboard=true")
     with ExitStack() as stack:
-        what = f"'{config.model}' with batches of {config.batch_size:,}"
         remedy = "use a smaller batch_size, more micro-batches (accumulate) or recompute=1"
-        stack.enter_context(explained_shortage(what, remedy))
+        stack.enter_context(explained_shortage(f"'{config.model}' with batches of {config.batch_size:,}", remedy))
         stack.enter_context(explained_worker_end())
         processes = stack.enter_context(join_processes(device))
         stop = stack.enter_context(Stop())
@@ -175,7 +211,9 @@ def open_run(
         with processes.shared_errors():
             if folder is not None:
                 stack.enter_context(folder.hold(resume=resume, overwrite=overwrite))
-            as_built = resume and folder is not None and _began_as_built(folder)
+            # Release 0.1 trained a converted model without `plan` as one without a method.
+            begun = resume and folder is not None and folder.config_path.exists()
+            as_built = begun and folder is not None and folder.read_config().method == AS_BUILT
         if not processes.broadcast(as_built) and plan is None and not (model is None or isinstance(model, BaseModel)):
             plan = kept_plan(model)  # of a converted model
         with processes.shared_errors():
@@ -217,6 +255,7 @@ def prepare_training(
     with collector_paused():
         opened = open_data(config) if data is None else as_data(data)
         opened.require_usable()
+        _require_room_for_batch(config, opened, device, processes.world)
         seed_generators(config.seed)
         if plan is not None and model is None:
             raise ValueError("expected `plan` together with the converted model, got a plan alone; pass model= as well")
@@ -236,7 +275,7 @@ def prepare_training(
             remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
             raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
         micro_batch = config.batch_size // config.accumulate // processes.world
-        _require_room(config, opened, trained, device, processes.world)
+        _require_room_for_weights(trained, config, device)
         require_room_for_micro_batch(trained, config, opened, device, micro_batch)
         stages: Sequence[Stage] = ()
         if device.type == "cuda" or config.kernels == "stage":
@@ -265,11 +304,6 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     if plan is not None:
         method = config.method if plan.changes is None else getattr(plan.changes, "method", AS_BUILT)
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
-
-
-def _began_as_built(folder: RunFolder) -> bool:
-    """Return whether a run trains a model without a method; release 0.1 did so for a converted one without `plan`."""
-    return folder.config_path.exists() and folder.read_config().method == AS_BUILT
 
 
 def _require_effect(config: TrainConfig, data: Data, *, foreign: bool) -> None:
@@ -339,12 +373,16 @@ def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
 # Room in the memory: a run that does not fit is refused before it fills the memory
 
 
-def _require_room(config: TrainConfig, data: Data, model: nn.Module, device: torch.device, world: int) -> None:
-    """Raise `ValueError` if the images of a batch, or the weights and their optimizer, do not fit into the memory."""
+def _require_room_for_batch(config: TrainConfig, data: Data, device: torch.device, world: int) -> None:
+    """Raise `ValueError` if the images of a batch do not fit into the memory."""
     if data.kind == "images":
         each = sum(x[0].nbytes for x in data.example(config, 1))
         batch = f"a batch of {config.batch_size:,} images"
         require_memory(batch, config.batch_size // world * each, "use a smaller batch_size", device)
+
+
+def _require_room_for_weights(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+    """Raise `ValueError` if the weights and their optimizer do not fit into the memory."""
     count = sum(parameter.numel() for parameter in model.parameters())
     vectors = 2 + (1 if config.optimizer == "sgd" else 2) + bool(config.ema)  # weights, gradient, optimizer, average
     remedy = "choose a smaller model, or another machine"

@@ -13,9 +13,10 @@ from normfree.arguments import check_arguments
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
 from normfree.train.data_sources import explained_worker_end, is_text, open_data
-from normfree.train.engine.data_interface import FOLDER, Data, score
+from normfree.train.engine.data_interface import FOLDER, Data
 from normfree.train.engine.distributed import Processes
 from normfree.train.engine.forward import apply_precision_
+from normfree.train.engine.setup import score
 from normfree.train.run import checkpoint
 from normfree.train.run.loading import load, read_config
 from normfree.train.run.run_records import Score

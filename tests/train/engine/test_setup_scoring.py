@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from normfree.data.images.image_set import in_order
 from normfree.nn.model_state import eval_mode
 from normfree.train.data_sources import image_sums
-from normfree.train.engine.data_interface import mean_score, score, sum_scores
+from normfree.train.engine.setup import mean_score, score, sum_scores
 from tiny_images import tiny_images
 
 
