@@ -1,4 +1,4 @@
-"""Files that could not be written are refused before anything is measured."""
+"""Files that could not be written are refused before anything is measured; noise has the shape that --input gives."""
 
 import os
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from normfree.cli import options
 from normfree.cli.options import require_output
 
 
@@ -43,3 +44,11 @@ def test_missing_package_is_told_first(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ValueError, match=f"needs {package}, which is not installed"):
         require_output(tmp_path / name, (".png", ".svg", ".html"))
+
+
+def test_length_of_a_sequence_reaches_the_noise_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "name_in_folder", lambda _: "decoder-1-16-32-2")
+    monkeypatch.setattr("normfree.train.run.loading.noise_for", lambda _, **given: given)
+    given = options.model_inputs("run", tmp_path, "", "7", 2, 3)
+    assert given == {"batch": 2, "length": 7, "seed": 3}
+    assert options.model_inputs("run", tmp_path, "", "", 2, 3)["length"] is None

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normfree.cli.completion import complete_method
-from normfree.cli.model_arguments import Checkpoint, Example, Seed, example_inputs, require_model, require_one_input
-from normfree.cli.options import AsJson, Plugins, load_plugins, print_json
+from normfree.cli.options import (
+    AsJson,
+    Checkpoint,
+    Example,
+    Plugins,
+    Seed,
+    example_inputs,
+    load_plugins,
+    print_json,
+    require_model,
+    require_one_input,
+)
 
 if TYPE_CHECKING:
     from torch import nn

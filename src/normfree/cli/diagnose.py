@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normfree.cli.completion import complete_method
-from normfree.cli.model_arguments import (
+from normfree.cli.options import (
+    DEVICE,
+    AsJson,
     Checkpoint,
     Example,
     Model,
+    Plugins,
     Seed,
+    Trust,
     build_or_load,
     explained_misfit,
+    load_plugins,
     model_folder,
     model_inputs,
     name_in_folder,
+    print_json,
     require_model,
     require_one_input,
+    require_output,
 )
-from normfree.cli.options import DEVICE, AsJson, Plugins, Trust, load_plugins, print_json, require_output
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normfree.cli.completion import complete_method
-from normfree.cli.model_arguments import (
-    Example,
-    Model,
-    build_or_load,
-    explained_misfit,
-    model_folder,
-    model_inputs,
-    name_in_folder,
-    require_model,
-)
 from normfree.cli.options import (
     DEVICE,
     AsJson,
+    Example,
+    Model,
     Plugins,
     Trust,
+    build_or_load,
+    explained_misfit,
     load_plugins,
+    model_folder,
+    model_inputs,
+    name_in_folder,
     print_json,
     require_either,
+    require_model,
     require_output,
 )
 
