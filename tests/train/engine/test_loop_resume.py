@@ -358,7 +358,7 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
             patch.setattr("normfree.train.run.run_folder.write_sealed_json", fail(errno.ENOSPC))
         else:
             patch.setattr(engine, "write_curves", curves.write_curves)
-            patch.setattr(curves, "draw_training_curves", fail(errno.ENOSPC))
+            patch.setattr(curves, "write_plot", fail(errno.ENOSPC))
         with pytest.raises(OSError, match=rf"could not write the {where}.*No space left.*free some room") as caught:
             fit(tmp_path)
     assert "\n" not in str(caught.value)

@@ -29,7 +29,7 @@ _SCORING = 2.0  # seconds to score batches
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a run would take.
+    """The expected cost of a run: its memory, its steps and its time.
 
     Attributes:
         parameters: The number of parameters.

@@ -42,7 +42,7 @@ _POINTS = 200  # of the curve of the first epoch while it runs
 
 
 class RunDisplay:
-    """What a run shows; see the module's docstring. `attach` says which run.
+    """Shows a run while it trains; `attach` sets the run.
 
         with RunDisplay("resnet20", True, page=True) as display: ...
 

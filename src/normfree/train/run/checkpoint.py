@@ -372,7 +372,7 @@ def newest_first(run: str | Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint that holds nothing else; it is renamed first, so that half of it is never taken for one."""
+    """Remove a checkpoint, unless it holds other files; it is renamed first, so that nobody reads a part of it."""
     if not all(inside.name == STATE or inside.suffix == ".safetensors" for inside in path.iterdir()):
         return  # with files of the user
     hidden = path.with_name(f"{TEMPORARY}{path.name}")

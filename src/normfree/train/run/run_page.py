@@ -211,33 +211,19 @@ def _judged(run: WatchedRun) -> tuple[str, tuple[float, float]]:
 
 
 def write_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path | None:
-    """Draw the metrics of a run into a file; return None if there are none yet, or matplotlib is not installed."""
-    if not records:
+    """Draw the metrics of a run into a .png or .svg file; return None without metrics or matplotlib.
+
+    A record may hold only some of the numbers, such as the training loss every few steps and the validation loss at
+    the end of an epoch. Records without an epoch are left out. Accuracies are fractions of 1, drawn in per cent.
+    """
+    if not (panels := training_panels(records)):
         return None
+    widths = [_SMALL if panel.title == "learning rate" else 1.0 for panel in panels]
     try:
-        draw_training_curves(records, path, title)
+        write_plot(panels, path, title=title, columns=3, widths=widths)
     except ImportError:  # a run does not need a picture
         return None
     return path
-
-
-def draw_training_curves(records: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Draw the metrics of a run into a .png or .svg file; accuracies are fractions of 1, drawn in per cent.
-
-    A record may hold only some of the numbers, such as the training loss every few steps and the validation loss at
-    the end of an epoch. Records without an epoch are left out.
-
-    Raises:
-        ValueError: if there is nothing to draw, or the file has another suffix.
-        ImportError: if matplotlib is not installed.
-    """
-    panels = training_panels(records)
-    if not panels:
-        raise ValueError(
-            f"expected records with an 'epoch' and numbers, got none in {len(records)}; train at least once"
-        )
-    widths = [_SMALL if panel.title == "learning rate" else 1.0 for panel in panels]
-    write_plot(panels, path, title=title, columns=3, widths=widths)
 
 
 def training_panels(records: Sequence[Mapping[str, Any]]) -> tuple[Panel, ...]:
