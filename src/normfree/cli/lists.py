@@ -61,20 +61,7 @@ def list_models(
     if as_json:
         print_json([family.to_json() for family in families])
         return
-    print_table(
-        Table(
-            title="Models",
-            columns=(
-                Column("name", style="cyan"),
-                Column("description"),
-                Column("for example"),
-                Column("form"),
-                Column("skip"),
-                Column("paper"),
-            ),
-            rows=tuple(
-                (family.pattern, family.summary, ", ".join(family.examples), family.form, family.skip, family.paper)
-                for family in families
-            ),
-        )
-    )
+    names = ("name", "description", "for example", "form", "skip", "paper")
+    columns = tuple(Column(name, style="cyan" if name == "name" else None) for name in names)
+    rows = tuple((f.pattern, f.summary, ", ".join(f.examples), f.form, f.skip, f.paper) for f in families)
+    print_table(Table("Models", columns, rows))

@@ -154,20 +154,21 @@ class OnDisk:
         about: one line on its content.
         state: how much of it is there.
         folder: the folder of the files, if any are there.
-        size: the bytes of the files together.
+        bytes: the size of the files together.
     """
 
     name: str
     about: str
     state: Literal["part of the package", "complete", "in part", "no"]
-    folder: Path | None = None
-    size: int = 0
+    folder: str | None = None
+    bytes: int = 0
 
 
 def on_disk(root: str | Path = ".data") -> list[OnDisk]:
     """List the known data sets, and how much of each is in the folder `root`."""
     rows = [
-        OnDisk(name=name, about=own.about, state="part of the package", size=own.size) for name, own in BUILT_IN.items()
+        OnDisk(name=name, about=own.about, state="part of the package", bytes=own.size)
+        for name, own in BUILT_IN.items()
     ]
     for data in DATA_SETS.values():
         found = _present(data, Path(root))
@@ -177,7 +178,7 @@ def on_disk(root: str | Path = ".data") -> list[OnDisk]:
         layout, folder = found
         sizes = [(folder / file).stat().st_size for file in layout.files if (folder / file).is_file()]
         state: Literal["complete", "in part"] = "complete" if len(sizes) == len(layout.files) else "in part"
-        rows.append(OnDisk(name=data.name, about=data.about, state=state, folder=folder, size=sum(sizes)))
+        rows.append(OnDisk(name=data.name, about=data.about, state=state, folder=str(folder), bytes=sum(sizes)))
     return rows
 
 
