@@ -55,9 +55,16 @@ demo: $(STAMP) ## show on one page what trains without normalization (1½ minute
 	@$(PY) -m normfree demo --out demo
 
 .PHONY: claims
-claims: $(STAMP) ## write docs/claims.md and draw all pictures from the stored results
+claims: $(STAMP) ## write docs/claims.md and all judgements, and draw all pictures, from the stored results
 	@$(PY) -m normfree reproduce --draw --write docs/claims.md
 	@for kept in $$(find results -name comparison.json); do $(PY) -m normfree compare --draw "$$kept" || exit 1; done
+	@PYTHONPATH=src $(PY) tests/papers/test_judgements.py
+
+.PHONY: claim
+claim: $(STAMP) ## measure the claim ID=PAPER/NAME, try it with its mutants, and write all that follows
+	@$(PY) -m normfree reproduce $(ID) --again || [ $$? -eq 1 ]
+	@$(MAKE) --no-print-directory mutants CLAIMS=$(ID)
+	@$(MAKE) --no-print-directory claims
 
 .PHONY: mutants
 mutants: $(STAMP) ## plant errors in the library and write which claims notice them to results/mutants.json

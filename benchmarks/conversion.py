@@ -41,7 +41,7 @@ from subjects import MODELS, PACKAGES, Subject, import_packages, is_available
 from torch import nn
 
 import normfree as nf
-from normfree.conversion.inspection import find_norms
+from normfree.nn.normalizers import find_norms
 from normfree.plan import remembered_plan
 from normfree.report.terminal import progress
 from normfree.storage.provenance import commit, hardware, versions

@@ -37,6 +37,7 @@ from normfree.report import Column, Table, print_table
 from normfree.report.tables import to_markdown
 from normfree.storage.provenance import commit, versions
 
+create_model("torchvision:squeezenet1_1")  # imports torchvision, which the sets import, also beside a CPU torch
 KINDS: dict[str, list[Broken]] = {"reviewed": list(REVIEWED), "unseen": list(UNSEEN)}
 SOUND: dict[str, tuple[list[str], Callable[[str], Subject]]] = {"false alarms": (list(HEALTHY), build_healthy)}
 for number in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"):
@@ -151,7 +152,6 @@ def main() -> None:
         print("\n\n".join(map(to_markdown, tables(scores))))
         return
     warnings.filterwarnings("ignore")
-    create_model("torchvision:squeezenet1_1")  # imports torchvision, which the others import, also beside a CPU torch
     name = options.keep or "last"
     earlier = options.json is not None and options.json.exists()
     before = json.loads(options.json.read_text(encoding="utf-8"))["scores"] if earlier else {}

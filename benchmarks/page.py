@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normfree.methods.earlier_releases import as_of
+from normfree.methods.method_registry import as_of
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 

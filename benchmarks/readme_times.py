@@ -1,16 +1,20 @@
-"""Run the commands of README.md and docs/guide.md in a fresh clone, and compare their times with the printed ones.
+"""Run the commands of README.md, docs/start.md and docs/guide.md in a fresh clone, and compare their times.
 
-    python benchmarks/readme_times.py --json results/benchmarks/readme-times.json
+    python benchmarks/readme_times.py
     python benchmarks/readme_times.py "normfree train" "normfree check"
 
-The commands are those of the first code block of the README, and those of the tables of commands with times in both
-documents, in the order printed. Words choose the commands that
-contain one of them; the file then keeps its rows of the others. A row is wrong if its command fails, or if the measured
-time is not within a factor of 1.5 of the printed one. "Seconds" means at most ten. The exit status is 1 if a row is
-wrong. Commands for a GPU, a download or a text that you prepared are listed as left out.
+The commands are those with a time: in the first code block of the README, in the tables of commands, and in other code
+blocks with a comment that ends in a time. They run in the order printed. Words choose the commands that contain one of
+them. Without words, the rows are written to results/benchmarks/readme-times.json, with hardware and versions; with
+words, only --json writes a file, which then keeps its rows of the other commands.
+
+A row is wrong if its command fails, or if the measured time is not within a factor of 1.5 of the printed one. "Seconds"
+and "minutes" mean at most ten. The exit status is 1 if a row is wrong. Commands that need a GPU or a download are
+listed as left out.
 
 The clone uses the packages of this Python, so nothing is installed; with --install, `make setup` installs them first.
-Run it on two cores that do nothing else: the file has the load at the start.
+Run it on two cores that do nothing else: the file has the load at the start. OMP_NUM_THREADS is not passed on, because
+a reader of the README does not set it.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ from normfree.storage.writing import write_json
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "results" / "benchmarks" / "readme-times.json"
 FACTOR = 1.5
-SOME_SECONDS = 10.0  # "seconds" promises no more
+SOME = 10.0  # "seconds" and "minutes" promise no more
+DOCUMENTS = ("README.md", "docs/start.md", "docs/guide.md")
 WATCHED = 10.0  # seconds until the ctrl-C of a command that runs until then
 UNITS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 LEFT_OUT = {"normfree data get": "a download"}
@@ -69,50 +74,71 @@ class Timed:
 def printed_seconds(text: str) -> tuple[float, bool] | None:
     """Return a printed time in seconds, and whether it is one number and no bound; None if there is none.
 
-    >>> printed_seconds("2½ minutes, the first time more"), printed_seconds("half a minute"), printed_seconds("seconds")
-    ((150.0, True), (30.0, True), (10.0, False))
+    >>> printed_seconds("2½ minutes, the first time more"), printed_seconds("half a minute"), printed_seconds("minutes")
+    ((150.0, True), (30.0, True), (600.0, False))
     """
     found = re.match(r"(?:(half an?|an?|\d*½?) )?(second|minute|hour)s?\b", text)
     if found is None:
         return None
     count, unit = found.groups()
     if count is None:
-        return SOME_SECONDS, False
+        return SOME * UNITS[unit], False
     words = {"half a": 0.5, "half an": 0.5, "a": 1.0, "an": 1.0}
     number = words[count] if count in words else float(count.rstrip("½") or 0) + (0.5 if count.endswith("½") else 0.0)
     return number * UNITS[unit], True
 
 
 def documents() -> str:
-    """Return the text of README.md and docs/guide.md."""
-    return "\n\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guide.md"))
+    """Return the text of all documents whose commands have times."""
+    return "\n\n".join((ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS)
 
 
 def commands(text: str) -> list[Timed]:
-    """Return the commands of the first code block and of the tables in the order printed, with their times.
+    """Return the commands with times in the order printed, each once.
 
     Raises:
-        ValueError: If a command has a time that cannot be read.
+        ValueError: If a command has a time that cannot be read, or two different ones.
     """
-    block = re.search(r"^```\n(.*?)^```", text, re.S | re.M)
+    parts = re.finditer(rf"^ *```(\w*)\n(.*?)^ *```|^{re.escape(HEADER)}\n[^\n]*\n((?:\|[^\n]*\n)+)", text, re.S | re.M)
+    found: dict[str, Timed] = {}
+    for number, part in enumerate(parts):
+        language, block, rows = part.groups()
+        if rows is None:
+            of_part = [] if language else _of_block(block, every=number == 0)
+        else:
+            of_part = [one for row in rows.splitlines() for one in _of_row(row)]
+        for one in of_part:
+            seconds = printed_seconds(one.printed)
+            if not one.left_out and not one.until_interrupted and seconds is None:
+                raise ValueError(f"expected a time such as '5 seconds' beside '{one.command}', got {one.printed!r}")
+            if seconds != printed_seconds(found.setdefault(one.command, one).printed):
+                other = found[one.command].printed
+                raise ValueError(f"expected one time for '{one.command}', got {other!r} and {one.printed!r}")
+    return list(found.values())
+
+
+def _of_block(block: str, *, every: bool) -> list[Timed]:
+    """Return the commands of a code block whose comment ends in a time; with `every`, all but the untimed ones."""
     found = []
-    for line in block.group(1).splitlines() if block else ():
-        command, _, printed = line.partition("#")
-        if not command.startswith(UNTIMED):
-            found.append(Timed(command.strip(), printed.strip()))
-    for row in (row for table in text.split(HEADER)[1:] for row in table.partition("\n\n")[0].splitlines()[2:]):
-        command, does, printed, gpu = (cell.strip() for cell in row.strip("|").split(" | "))
-        command = command.strip("` ")
-        why = next((reason for start, reason in LEFT_OUT.items() if command.startswith(start)), "")
-        why = "a GPU" if gpu.startswith("yes") else why
-        first, _, again = printed.partition("; with ")
-        found.append(Timed(command, first, why))
-        found += [Timed(other, first, why) for other in re.findall(r"`(normfree [^`]*)`", does)]
-        if option := re.match(r"`(.*?)` (.*)", again):
-            found.append(Timed(f"{command} {option[1]}", option[2], why))
-    for one in found:
-        if not one.left_out and not one.until_interrupted and printed_seconds(one.printed) is None:
-            raise ValueError(f"expected a time such as '5 seconds' beside '{one.command}', got {one.printed!r}")
+    for line in block.splitlines():
+        command, _, comment = (cell.strip() for cell in line.partition(" #"))
+        printed = comment if every else comment.rpartition(";")[2].strip()
+        if not command.startswith(UNTIMED) and (every or printed_seconds(printed)):
+            found.append(Timed(command, printed))
+    return found
+
+
+def _of_row(row: str) -> list[Timed]:
+    """Return the commands of a row of a table of commands."""
+    command, does, printed, gpu = (cell.strip() for cell in row.strip("|").split(" | "))
+    command = command.strip("` ")
+    why = next((reason for start, reason in LEFT_OUT.items() if command.startswith(start)), "")
+    why = "a GPU" if gpu.startswith("yes") else why
+    first, _, again = printed.partition("; with ")
+    found = [Timed(command, first, why)]
+    found += [Timed(other, first, why) for other in re.findall(r"`(normfree [^`]*)`", does)]
+    if option := re.match(r"`(.*?)` (.*)", again):
+        found.append(Timed(f"{command} {option[1]}", option[2], why))
     return found
 
 
@@ -194,7 +220,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         )
         for row in rows
     ]
-    return Table("The commands of README.md and docs/guide.md", columns, tuple(lines))
+    return Table(f"The commands of {', '.join(DOCUMENTS)}", columns, tuple(lines))
 
 
 def measure(chosen: Sequence[Timed], clone: Path) -> list[dict[str, Any]]:
@@ -211,16 +237,21 @@ def main() -> int:
     """Run the commands, print the table, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("words", nargs="*", help="only the commands that contain one of these")
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument(
+        "--json", type=Path, help="write the rows to this file (default: the stored one, without words)"
+    )
     parser.add_argument("--install", action="store_true", help="install into the clone with make setup")
     options = parser.parse_args()
     listed = commands(documents())
     chosen = [one for one in listed if not options.words or any(word in one.command for word in options.words)]
     if not chosen:
-        parser.error(f"expected a part of a command of the README or the guide, got {', '.join(options.words)}")
+        parser.error(f"expected a part of a command of {', '.join(DOCUMENTS)}, got {', '.join(options.words)}")
+    if not options.words and options.json is None:
+        options.json = STORED
     kept: dict[str, Any] = {}
     if options.words and options.json and options.json.exists():
         kept = {row["command"]: row for row in json.loads(options.json.read_text(encoding="utf-8"))["rows"]}
+    os.environ.pop("OMP_NUM_THREADS", None)  # before torch is imported: the hardware names its threads
     stored = {**origin(), "load": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(chosen, fresh_clone(Path(folder), install=options.install))

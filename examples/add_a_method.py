@@ -21,10 +21,8 @@ def fading(*, power: float = 0.5) -> Method:
     return Method(
         name="fading",
         summary="every branch divided by a power of its index",
-        paper="none",
         reference="this example",
-        h="identity",
-        weights="plain; N(0, 1/fan_in)",
+        weights_text="plain; N(0, 1/fan_in)",
         rule=Rule(beta=Law(lambda position: position.index**-power, text=f"l^-{power:g}")),
         initializer=lecun_,
     )

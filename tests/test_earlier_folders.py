@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import normfree as nf
 from normfree.conversion.saving import read_plan
 from normfree.data.text.prepared_folder import open_prepared
-from normfree.methods.earlier_releases import as_of
+from normfree.methods.method_registry import as_of
 from normfree.train import read_config
 from thin_resnet import thin_resnet
 

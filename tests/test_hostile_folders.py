@@ -234,7 +234,8 @@ def test_attacks_are_one_sentence_each_and_take_little_memory(model_folder: Path
 
 
 @pytest.mark.parametrize(
-    "place", ["branches 0 layers 0 parameter", "branches 0 entries 0 name", "branches 0 scales", "changes method"]
+    "place",
+    ["branches 0 layers 0 parameter", "branches 0 first_layers 0 name", "branches 0 layer_scales", "changes method"],
 )
 def test_forged_plan_is_one_sentence(model_folder: Path, tmp_path: Path, place: str) -> None:
     folder = copy_of(model_folder, tmp_path / "m")

@@ -21,7 +21,7 @@ def small_plan() -> ResidualPlan:
     return ResidualPlan(
         branches=(
             Branch("b1", first, (Layer("b1.conv1"), Layer("b1.conv2")), "projection", (Layer("b1.short"),)),
-            Branch("b2", second, (Layer("b2.conv1", activated_in=True),)),
+            Branch("b2", second, (Layer("b2.conv1", reads_activation=True),)),
         ),
         stem=(Layer("stem"),),
         body=(Layer("body1"), Layer("body2")),

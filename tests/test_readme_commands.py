@@ -31,7 +31,7 @@ def listed(times: ModuleType) -> list[Any]:
 
 def test_every_command_has_a_time_and_few_are_left_out(times: ModuleType) -> None:
     found = listed(times)
-    assert len({one.command for one in found}) == len(found) >= 18
+    assert len({one.command for one in found}) == len(found) >= 20
     assert [one.command for one in found][:3] == ["make demo", "make test", "normfree methods"]
     assert {one.left_out for one in found} == {"", "a GPU", "a download"}
     assert sum(bool(one.left_out) for one in found) == 2
@@ -48,6 +48,7 @@ def test_every_command_has_a_time_and_few_are_left_out(times: ModuleType) -> Non
         ("½ minute", (30.0, True)),
         ("2½ minutes, the first time some more", (150.0, True)),
         ("half an hour", (1800.0, True)),
+        ("minutes", (600.0, False)),
         ("too long", None),
     ],
 )
@@ -58,6 +59,18 @@ def test_printed_times_are_read(times: ModuleType, printed: str, seconds: tuple[
 def test_time_that_cannot_be_read_is_refused(times: ModuleType) -> None:
     text = times.documents().replace("trains | 70 seconds |", "trains | a while |")
     with pytest.raises(ValueError, match=r"expected a time such as '5 seconds' beside 'normfree lr .*', got 'a while'"):
+        times.commands(text)
+
+
+def test_times_in_the_comments_of_code_blocks_count(times: ModuleType) -> None:
+    found = {one.command: one.printed for one in listed(times)}
+    assert found["normfree diagnose torchvision:resnet50 -o report.html"] == "5 seconds"  # the end of its comment
+    assert not any(command.startswith("torchrun") for command in found)
+
+
+def test_two_times_of_one_command_are_refused(times: ModuleType) -> None:
+    text = times.documents() + "\n```\nnormfree methods   # 5 seconds\n```\n"
+    with pytest.raises(ValueError, match="expected one time for 'normfree methods', got 'seconds' and '5 seconds'"):
         times.commands(text)
 
 
@@ -96,7 +109,7 @@ def test_commands_run_in_the_folder_and_failures_are_kept(times: ModuleType, tmp
 
 def test_stored_times_cover_every_command(times: ModuleType) -> None:
     if not times.STORED.exists():
-        pytest.skip("not measured yet: python benchmarks/readme_times.py --json results/benchmarks/readme-times.json")
+        pytest.skip("not measured yet: python benchmarks/readme_times.py")
     stored = json.loads(times.STORED.read_text(encoding="utf-8"))
     assert {"command", "commit", "versions", "hardware", "date", "load"} <= stored.keys()
     assert [(row["command"], row["printed"]) for row in stored["rows"]] == [

@@ -108,6 +108,7 @@ def claim_pages() -> list[Page]:
             continue
         if not heading:
             contents = sections(document("docs/claims.md"))["Contents"]
+            text = re.sub(r"^Written by .*?\n\n", "", text, flags=re.M | re.S)  # a word to those who would edit it
             text += "\n" + FILTER.format(kinds="holds,fails,undecided,not run") + _formulas(contents)
             pages.append(Page("claims/index.md", text, "docs/claims.md"))
         else:
@@ -124,8 +125,9 @@ def _formulas(text: str) -> str:
 
 
 def _unbroken(row: re.Match[str]) -> str:
-    """Return the row of a table in which no line breaks between a sign and the word or number behind it."""
-    return re.sub(r"(?<=[✓✗◐–<≥≤]) (?=[\w.])", "\N{NO-BREAK SPACE}", row.group(0))
+    """Return the row of a table in which no line breaks behind a sign, in 'not run', or in names such as 'Figure 2'."""
+    named = r"(?<=[✓✗◐–<≥≤]) (?=[\w.])|(?<=\b[Ff]igure) (?=\d)|(?<=\b[Tt]able) (?=\d)|(?<=\bnot) (?=run\b)"
+    return re.sub(named, "\N{NO-BREAK SPACE}", row.group(0))
 
 
 def api_page() -> str:

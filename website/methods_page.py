@@ -8,7 +8,8 @@ from html import escape
 from latex2mathml.converter import convert
 
 from normfree.methods import Law, Method, get, names
-from normfree.methods.method import description, options_text
+from normfree.methods.method import options_text
+from normfree.methods.method_registry import description
 
 EQUATION = r"x_{l+1} = p\bigl(c\,(a\,h(s) + \beta\,f(e(\alpha\,x_l)) + \delta)\bigr)"
 GREEK = {"alpha": r"\alpha", "beta": r"\beta", "delta": r"\delta"}
@@ -72,7 +73,7 @@ def present_laws(method: Method) -> dict[str, Law]:
 def residual_latex(method: Method) -> str:
     """Return the residual equation of a method, without the scalars that are neutral."""
     present = present_laws(method)
-    shortcut = "x_l" if method.h == "identity" or "a" in present else "h(s)"
+    shortcut = "x_l" if method.shortcut_text == "identity" or "a" in present else "h(s)"
     shortcut = rf"a\,{shortcut}" if "a" in present else shortcut
     branch = r"f(\alpha\,x_l)" if "alpha" in present else "f(x_l)"
     branch = rf"\beta\,{branch}" if "beta" in present else branch
@@ -90,11 +91,11 @@ def method_section(name: str) -> str:
     laws = [rf"{GREEK.get(name, name)} = {law_latex(law)}" for name, law in present_laws(method).items()]
     if laws:
         lines += ["with " + ", ".join(formula(law) for law in laws), ""]
-    if method.weights in WEIGHTS:
-        lines += [formula(WEIGHTS[method.weights], block=True), ""]
+    if method.weights_text in WEIGHTS:
+        lines += [formula(WEIGHTS[method.weights_text], block=True), ""]
     facts = {
-        "Shortcut": method.h,
-        "Weights": method.weights,
+        "Shortcut": method.shortcut_text,
+        "Weights": method.weights_text,
         "Networks": ", ".join(method.skips),
         "Options": ", ".join(f"`{option}`" for option in options_text(method.options, "\n").splitlines()),
         "Reference": method.reference,

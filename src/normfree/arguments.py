@@ -90,21 +90,6 @@ _EXPECTED: dict[str, _Expected] = {
         "pass the plan that normfree.convert or normfree.discover returned",
         optional=True,
     ),
-    "method": _Expected(
-        "a method or its name",
-        lambda value: isinstance(value, str),
-        "pass a name such as 'fixup'; see normfree methods",
-    ),
-    "name": _Expected(
-        "the name of a model",
-        lambda value: isinstance(value, str),
-        "pass a text such as 'resnet20'; for a model of your own, use normfree.convert",
-    ),
-    "registered": _Expected(
-        "a Method or a function that returns one",
-        lambda value: callable(value) or hasattr(value, "spec"),
-        "decorate a function that returns a Method",
-    ),
     "methods": _NAMES,
     "models": _NAMES,
     "heads": _NAMES,

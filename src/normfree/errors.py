@@ -1,4 +1,4 @@
-"""Error messages that several parts share: an unknown name, and an optional package that is not installed.
+"""Texts of error messages: an unknown name, a wrong argument, a package that is not installed, lists of modules.
 
 try:
     import scipy
@@ -9,10 +9,12 @@ except ImportError as error:
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
 _FEW, _MANY = 12, 40  # the most names that a message lists next to close matches, and without
+MOST_REASONS = 6  # reasons in an error, or names of modules in a note; a deep network has one per block
 # Names of settings that other libraries use, with ours.
 _OTHER_WORDS = {
     **dict.fromkeys(("learning_rate", "learningrate", "rate", "eta", "max_lr"), "lr"),
@@ -118,3 +120,31 @@ def unknown_name(what: str, got: str, known: Iterable[str], where: str = "") -> 
         rest = f", … ({len(known)} in all)" if len(known) > _MANY else ""
         parts.append(f"expected one of: {', '.join(known[:_MANY]) or 'none'}{rest}")
     return ValueError(f"unknown {what} '{got}'{where}; {' '.join(parts)}")
+
+
+def quoted(name: str) -> str:
+    """The name of a module or sum in quotes; the model itself is '(model)'."""
+    return f"'{name}'" if name.partition("#")[0] else f"'(model){name}'"
+
+
+def listed(names: Iterable[str], classes: Mapping[str, str] | None = None) -> str:
+    """The first names, with their classes if given, and the number of the others."""
+    every = list(names)
+    shown = [quoted(name) + (f" ({classes[name]})" if classes else "") for name in every[:MOST_REASONS]]
+    more = f" and {len(every) - MOST_REASONS} more" if len(every) > MOST_REASONS else ""
+    return ", ".join(shown) + more
+
+
+def grouped(reasons: Iterable[str]) -> list[str]:
+    """One reason of each kind, with the number of the others, which differ from it in quoted names only.
+
+    >>> grouped(["'a': no place", "'b': no place", "'c': no bias"])
+    ["'a' (and 1 more): no place", "'c': no bias"]
+    """
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        kinds.setdefault(re.sub("'[^' ]*'", "''", reason), []).append(reason)
+    return [
+        re.sub("^('[^' ]*')", rf"\1 (and {len(alike) - 1} more)", alike[0]) if len(alike) > 1 else alike[0]
+        for alike in kinds.values()
+    ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -48,10 +47,10 @@ class Layer:
 
     Attributes:
         name: The qualified name of the module that holds the weight.
-        activated_in: Whether the layer's input comes out of an activation; scalars, pooling and reshaping between the
-            two do not count.
-        activated_out: Whether every path from the layer's output passes an activation before the next weight layer or
-            sum.
+        reads_activation: Whether the layer's input comes out of an activation, perhaps through scalars, pooling or a
+            change of shape.
+        feeds_activation: Whether every path from the layer's output passes an activation before the next weight layer
+            or sum.
         parameter: The name of the weight in the module.
         parts: The number of equal matrices in the weight, stacked along the outputs; 3 for a fused query, key and
             value.
@@ -59,23 +58,23 @@ class Layer:
         gate: Whether the layer's output acts on the sum (outside of branches: on the network's output) only as a
             bounded factor, as in squeeze and excitation.
         tied: Whether an embedding shares the weight.
-        nonzero: Whether the layer would never learn, or divide 0 by 0, if its weight were 0: an activation or a
+        must_be_nonzero: Whether the layer would never learn, or divide 0 by 0, if its weight were 0: an activation or a
             division by its own norm lies between it and the sum or the network's output.
-        share: The number of parallel paths that are added to its output and form one layer with it, itself included.
+        parallel_paths: The number of paths, its own included, that are added up and form one layer.
         modulates: Whether its output, one vector per sample, multiplies all positions of a signal, as in adaptive layer
             norm.
     """
 
     name: str
-    activated_in: bool = False
-    activated_out: bool = False
+    reads_activation: bool = False
+    feeds_activation: bool = False
     parameter: str = "weight"
     parts: int = 1
     transposed: bool = False
     gate: bool = False
     tied: bool = False
-    nonzero: bool = False
-    share: int = 1
+    must_be_nonzero: bool = False
+    parallel_paths: int = 1
     modulates: bool = False
 
     @property
@@ -100,13 +99,14 @@ class Branch:
         home: The module whose forward pass contains the sum; by default the module in the name.
         addition: The number of the addition in that forward pass, from 0.
         branch_first: Whether the branch is the addition's first operand.
-        m: The stored degree of the branch in its weights, if it differs from the number of non-gate layers.
-        entries: The layers that read the branch's input (query, key and value); by default the first.
-        ends: The layers whose output is added to the shortcut; by default the last that is not a gate.
-        around: The name of the branch that contains this sum, if a longer skip connection goes around it.
-        scales: The names of its layer scales: learnable vectors or numbers that multiply the branch's output.
-        merges: Whether branch and shortcut both carry the signal, because the branch contains sums that contain sums:
-            the long skip of a U-Net that adds. Such a branch starts at the shortcut's scale, not at 0.
+        degree: The branch's degree in its weights, m in Fixup's exponent: 2 for two layers in a row, 4 for attention.
+            By default the number of its layers without the gates.
+        first_layers: The layers that read the branch's input (query, key and value); by default the first.
+        last_layers: The layers whose output is added to the shortcut; by default the last that is not a gate.
+        outer_branch: The name of the branch that contains this sum, if a longer skip connection goes around it.
+        layer_scales: The names of its layer scales: learnable vectors or numbers that multiply the branch's output.
+        merges_signals: Whether branch and shortcut both carry the signal, because the branch contains sums that contain
+            sums: the long skip of a U-Net that adds. Such a branch starts at the shortcut's scale, not at 0.
     """
 
     name: str
@@ -117,26 +117,23 @@ class Branch:
     home: str = ""
     addition: int = 0
     branch_first: bool = False
-    m: int | None = None
-    entries: tuple[Layer, ...] = ()
-    ends: tuple[Layer, ...] = ()
-    around: str | None = None
-    scales: tuple[str, ...] = ()
-    merges: bool = False
+    degree: int = -1
+    first_layers: tuple[Layer, ...] = ()
+    last_layers: tuple[Layer, ...] = ()
+    outer_branch: str | None = None
+    layer_scales: tuple[str, ...] = ()
+    merges_signals: bool = False
 
     def __post_init__(self) -> None:
-        if not self.home:  # of a sum in the model's own forward pass, whose name is '' or, for example, '#2', it is ''
-            object.__setattr__(self, "home", self.name.partition("#")[0])
-        if not self.entries:
-            object.__setattr__(self, "entries", self.layers[:1])
-        if not self.ends:
-            straight = [layer for layer in self.layers if not layer.gate]
-            object.__setattr__(self, "ends", tuple(straight[-1:]) or self.layers[-1:])
-
-    @cached_property
-    def degree(self) -> int:
-        """The branch's degree in its weights, m in Fixup's exponent: 2 for two layers in a row, 4 for attention."""
-        return sum(not layer.gate for layer in self.layers) if self.m is None else self.m
+        straight = tuple(layer for layer in self.layers if not layer.gate)
+        defaults = {
+            "home": self.home or self.name.partition("#")[0],  # '' for a sum in the model's own forward pass
+            "degree": len(straight) if self.degree < 0 else self.degree,
+            "first_layers": self.first_layers or self.layers[:1],
+            "last_layers": self.last_layers or straight[-1:] or self.layers[-1:],
+        }
+        for name, value in defaults.items():
+            object.__setattr__(self, name, value)
 
     @property
     def depth(self) -> int:
@@ -155,7 +152,7 @@ class Branch:
                 f"branch '{self.name}' has no weight layer of its own: expected at least one, got a removed branch or "
                 "an outer skip, x + blocks(x); use a method that does not initialize branches"
             )
-        return self.ends[-1]
+        return self.last_layers[-1]
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,8 +166,8 @@ class ResidualPlan:
         stem: The weight layers before the first branch.
         body: The other layers outside the branches: all hidden layers of a plain, dense or highway network.
         classifier: The output layers: the classifier, or every head.
-        aside: The names of parameters with two or more dimensions that are not weights of layers: embeddings, tokens,
-            position biases.
+        other_parameters: The names of parameters with two or more dimensions that are no weights of layers: embeddings,
+            tokens, position biases.
         changes: The changes that a conversion made, or None.
     """
 
@@ -178,7 +175,7 @@ class ResidualPlan:
     stem: tuple[Layer, ...] = ()
     body: tuple[Layer, ...] = ()
     classifier: tuple[Layer, ...] = ()
-    aside: tuple[str, ...] = ()
+    other_parameters: tuple[str, ...] = ()
     changes: Any = None
 
     @property

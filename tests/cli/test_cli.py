@@ -130,7 +130,7 @@ def test_methods_json_parses(run: Run) -> None:
 
 
 def test_methods_plugin_adds_a_row(run: Run, folder: Path) -> None:
-    from normfree.methods.method import unregister
+    from normfree.methods.method_registry import unregister
 
     (folder / "half_branch_plugin.py").write_text(
         "from dataclasses import replace\n"

@@ -240,6 +240,7 @@ def test_model_without_sums_is_converted_without_a_verdict(run: Run, tmp_path: P
         (("my_zoo:Net", "--example", "my_zoo:ids", "--input", "5"), "--example cannot be combined with --input"),
         (("my_zoo:Net", "--example", "my_zoo:ids", "--batch", "5"), "--example cannot be combined with --batch"),
         (("my_zoo:Image", "--input", "1x8x8", "-o", "."), "holds 'my_zoo.py'; choose another folder"),
+        (("my_zoo:Image", "--input", "1x8x8", "-o", "my_zoo.py/new"), "expected --out to be a folder, but '"),
         (("my_zoo:Image", "--input", "1x8x8", "--overwrite"), "--overwrite needs --out"),
         (("my_zoo:plain", "--input", "1x8x8"), "works on residual branches"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from normfree import errors
 from normfree.cli.compare import make_demo
 from normfree.comparison import demo as room
 from normfree.train.engine import loop as engine
@@ -56,3 +57,14 @@ def test_demo_refuses_a_file_in_place_of_its_folder_before_it_measures(
     monkeypatch.setattr(room, "run_demo", lambda *_, **__: pytest.fail("it measured"))
     with pytest.raises(ValueError, match=r"expected --out to be a folder, but '.*file' is a file"):
         run("--out", tmp_path / "file")
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_demo_asks_for_a_missing_package_before_it_measures(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else name)
+    monkeypatch.setattr(room, "run_demo", lambda *_, **__: pytest.fail("it measured"))
+    with pytest.raises(ValueError, match=rf"of the demo needs {package}, which is not installed; .*'\.\[plots\]'"):
+        run("--out", tmp_path / "demo")
+    assert not (tmp_path / "demo").exists()

@@ -504,6 +504,12 @@ def test_network_without_sums_is_measured_at_its_layers(run: Run) -> None:
     assert "He's initialization ('he_in')" in out
 
 
+def test_network_without_sums_needs_no_method(run: Run) -> None:
+    status, out, _ = run("mlp-20-16")
+    assert (status, "he_in: " in out) == (0, True)
+    assert "fixup: " in run("resmlp-4-8")[1]
+
+
 def test_input_that_is_not_finite_is_status_one(run: Run, folder: Path) -> None:
     x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
     np.save(folder / "good.npy", x)
@@ -612,7 +618,7 @@ def test_help_says_which_shape_is_used(run: Run) -> None:
 
 
 def test_batch_whose_activations_do_not_fit_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normfree.nn.device_memory.free_memory", lambda _: 1 << 27)
+    monkeypatch.setattr("normfree.nn.devices.free_memory", lambda _: 1 << 27)
     status, _, err = run("resmlp-20-64", "--input", "3x8x8", "--batch", "20000", "--device", "cpu")
     assert status == 2
     assert err.startswith("error: expected the activations of 20,000 samples to fit into the memory")

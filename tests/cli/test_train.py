@@ -391,7 +391,7 @@ def test_evaluation_that_is_not_finite_is_json(run: Run, monkeypatch: pytest.Mon
 
 
 def test_method_of_a_plugin_is_trained_resumed_and_evaluated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normfree.methods.method import unregister
+    from normfree.methods.method_registry import unregister
 
     Path("half_train_plugin.py").write_text(
         "from dataclasses import replace\n"

@@ -46,3 +46,20 @@ def test_no_estimate_is_shorter_than_the_longest_run() -> None:
     left.end(0, 1.0)
     left.see({1: "", 2: ""})
     assert left.seconds == pytest.approx(100.0)
+
+
+def test_speed_of_runs_in_progress_tells_the_time_before_any_ends() -> None:
+    now = 0.0
+    left = TimeLeft(RUNS, clock=lambda: now)
+    left.see({0: "40%, loss 1", 1: "0%, loss 2"})  # the first one continues an earlier process
+    now = 10.0
+    left.see({0: "44%, loss 1", 1: "4%, loss 2"})
+    assert left.seconds is None
+    now = 20.0
+    left.see({0: "50%, loss 1", 1: "20%, loss 2"})
+    whole = {0: 20 / 0.1, 1: 20 / 0.2}
+    deep = (whole[0] + whole[1]) / 2
+    per_layer = deep / 40
+    assert left.seconds == pytest.approx((whole[0] * 0.5 + whole[1] * 0.8 + deep + 2 * 10 * per_layer) / 2)
+    left.end(1, 100.0)
+    assert left.seconds == pytest.approx(whole[0] * 0.5 + deep + 2 * 10 * per_layer)

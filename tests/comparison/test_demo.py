@@ -95,6 +95,10 @@ def test_demo_page_says_what_was_measured(demo: Demo) -> None:
     last = next(p for p in demo.depth.points if (p.method, p.depth) == ("fixup", 100))
     assert f"fixup {100 * last.test:.1f} %" in shown.sections[1].text[1]
     assert "he_in diverges" in shown.sections[1].text[1]
+    depths = [
+        shown.sections[1].text[1].index(f"At {depth} layers:") for depth in sorted({p.depth for p in demo.depth.points})
+    ]
+    assert depths == sorted(depths)
     two = {p.method: p.test for p in demo.batches[64].points}
     assert f"batchnorm reaches {100 * two['batchnorm']:.1f} %" in shown.sections[2].text[0]
 

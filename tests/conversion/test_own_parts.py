@@ -59,7 +59,7 @@ def test_only_factors_of_the_branch_output_are_layer_scales(block: type[nn.Modul
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(D, D), block(), block(), nn.Flatten(), nn.Linear(5 * D, 4))
     converted, plan = nf.convert(model, method, TOKENS)
-    assert [branch.scales for branch in plan.branches] == [("1.gamma",), ("2.gamma",)]
+    assert [branch.layer_scales for branch in plan.branches] == [("1.gamma",), ("2.gamma",)]
     parameters, before = dict(converted.named_parameters()), dict(model.named_parameters())
     for name, value in before.items():
         if name.endswith(("gain", "temperature")):
@@ -103,7 +103,7 @@ def test_layer_scale_is_found_however_it_is_written(spelling: str, method: str) 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(D, D), Spelled(spelling), Spelled(spelling), nn.Flatten(), nn.Linear(5 * D, 4))
     converted, plan = nf.convert(model, method, TOKENS)
-    assert [branch.scales for branch in plan.branches] == [("1.gamma",), ("2.gamma",)]
+    assert [branch.layer_scales for branch in plan.branches] == [("1.gamma",), ("2.gamma",)]
     assert [branch.shortcut for branch in plan.branches] == ["identity", "identity"]
     assert (converted.get_parameter("1.gamma") == 1).all()
     assert torch.equal(converted.get_parameter("1.kernel"), model.get_parameter("1.kernel"))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import normfree
 from normed_blocks import Block, X, network, perturb_
 from normfree.conversion import convert, convert_
-from normfree.conversion.inspection import find_norms
+from normfree.nn.normalizers import find_norms
 from remedies import refusal
 
 
@@ -81,7 +81,7 @@ def test_model_is_put_back_when_conversion_fails_half_way(monkeypatch: pytest.Mo
     model[1].eval()
     handle = model[1].register_forward_hook(lambda *_: None)
     before = copy.deepcopy(model)
-    monkeypatch.setattr("normfree.conversion.pipeline._check_", lambda *_: 1 / 0)
+    monkeypatch.setattr("normfree.conversion.pipeline.Conversion._check_", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         convert_(model, "nf", X)
     assert [type(m) for m in model.modules()] == [type(m) for m in before.modules()]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import normfree
 from foreign_models import CASES, METHODS, REFUSED, Case
 from normfree.conversion import convert
-from normfree.conversion.inspection import find_norms
 from normfree.models.third_party import create_model
+from normfree.nn.normalizers import find_norms
 from pass_counter import Passes
 from remedies import refusal
 
@@ -84,7 +84,7 @@ def test_conversion_keeps_the_plan(name: str) -> None:
     again = normfree.discover(model, case.example)
     assert [b.name for b in again.branches] == [b.name for b in plan.branches]
     assert [b.degree for b in again.branches] == [b.degree for b in plan.branches]
-    assert [b.ends for b in again.branches] == [b.ends for b in plan.branches]
+    assert [b.last_layers for b in again.branches] == [b.last_layers for b in plan.branches]
     assert set(case.model.state_dict()) >= {k for k in model.state_dict() if not k.endswith(("beta", "delta", "shift"))}
 
 

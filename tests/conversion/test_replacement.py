@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from normed_blocks import Block, Language, X, network, perturb_
 from normfree.conversion import convert
-from normfree.conversion.inspection import find_norms
-from normfree.nn.normalizers import NORM_TYPES, DynamicTanh
+from normfree.nn.normalizers import NORM_TYPES, DynamicTanh, find_norms
 
 
 def test_dyt_stands_where_norms_stood_and_leaves_the_rest() -> None:

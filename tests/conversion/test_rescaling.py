@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normfree as nf
-from normfree.conversion.inspection import find_norms
 from normfree.conversion.saving import save_converted
+from normfree.nn.normalizers import find_norms
 
 BATCH, LENGTH, WIDTH, CLASSES, BLOCKS = 8, 12, 16, 4, 8
 METHODS = ("fixup", "skipinit", "rezero", "nf", "wn", "isograd")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import normfree as nf
 from foreign_models import CASES
 from normfree.conversion import convert, fold_batchnorm
-from normfree.conversion.plan_json import plan_from_json
+from normfree.conversion.changes import plan_from_json
 from normfree.conversion.saving import load_converted, pack_example, read_plan, save_converted, unpack_example
 from normfree.models.third_party import create_model
 from normfree.plan import ResidualPlan

@@ -29,7 +29,7 @@ def test_branch_is_multiplied_by_the_law_of_its_position(method: str) -> None:
         beta = law.at(Position(l, 3, 1, l, 3))
         assert block.second.beta.item() == pytest.approx(beta)
         assert block.second.beta.requires_grad == law.learnable
-        assert found.ends[0].name == f"{l}.second"
+        assert found.last_layers[0].name == f"{l}.second"
         torch.testing.assert_close(block(X), X + beta * branch(block, X))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import normfree as nf
-from normfree.conversion.inspection import find_norms
+from normfree.nn.normalizers import find_norms
 from remedies import named_methods, refusal
 from unusual_models import DEPTH, METHODS, UNUSUAL, Unusual
 from unusual_models_second import UNUSUAL_SECOND

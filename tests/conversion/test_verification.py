@@ -379,10 +379,10 @@ def test_layer_scales_are_found_by_what_they_do(name: str) -> None:
     model, example = made(name)
     converted, plan = nf.convert(model, "skipinit", example)
     scales = [n for n, _ in model.named_parameters() if n.endswith(("alpha", "strength"))]
-    assert [n for branch in plan.branches for n in branch.scales] == scales
+    assert [n for branch in plan.branches for n in branch.layer_scales] == scales
     assert all(torch.equal(converted.get_parameter(n), torch.ones_like(converted.get_parameter(n))) for n in scales)
     assert plan.changes.notes[0].startswith("layer scales were set to 1")
-    assert not any(branch.scales for branch in nf.convert(network(), "skipinit", X)[1].branches)  # control
+    assert not any(branch.layer_scales for branch in nf.convert(network(), "skipinit", X)[1].branches)  # control
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_parallel_convolutions_are_one_layer_and_share_its_variance() -> None:
     model = images(*[RepBlock() for _ in range(4)])
     converted, plan = nf.convert(model, "nf", IMAGES)
     assert not plan.branches
-    shares = {layer.name: layer.share for layer in plan.layers()}
+    shares = {layer.name: layer.parallel_paths for layer in plan.layers()}
     assert shares["2.c3"] == shares["5.c1"] == 3
     assert shares["0"] == 1
     seen: dict[str, float] = {}
@@ -516,7 +516,8 @@ def nested(levels: int) -> nn.Sequential:
 def test_sums_around_sums_of_sums_merge_two_signals(method: str) -> None:
     model = nested(5)
     converted, plan = nf.convert(model, method, X)
-    assert [branch.merges for branch in plan.branches] == [False, False, True, True, True]  # the innermost runs first
+    merging = [branch.merges_signals for branch in plan.branches]
+    assert merging == [False, False, True, True, True]  # the innermost runs first
     held = {n for n, p in converted.named_parameters() if p.requires_grad}
     assert moving(model, X) & held <= moving(converted, X)
     ups: list[float] = []
@@ -529,7 +530,7 @@ def test_sums_around_sums_of_sums_merge_two_signals(method: str) -> None:
 
 def test_zeros_behind_many_zeros_are_refused() -> None:
     plan = nf.discover(nested(5), X)
-    scaled = replace(plan, branches=tuple(replace(branch, merges=False) for branch in plan.branches))
+    scaled = replace(plan, branches=tuple(replace(branch, merges_signals=False) for branch in plan.branches))
     with pytest.raises(ValueError, match="starts at zero, and so do several layers, one after another, on every path"):
         nf.convert(nested(5), "fixup", X, plan=scaled)
     nf.convert(nested(2), "fixup", X)  # controls: a zero after one zero learns a step later
@@ -580,7 +581,7 @@ class Towards(Block):
 def test_factor_of_branch_and_shortcut_is_no_layer_scale() -> None:
     for method in ("fixup", "nf"):
         converted, plan = nf.convert(sequential(Towards), method, X)
-        assert not any(branch.scales for branch in plan.branches)
+        assert not any(branch.layer_scales for branch in plan.branches)
         assert converted[1].alpha.mean().item() == pytest.approx(0.1)
 
 

@@ -123,7 +123,11 @@ def test_torchvision_resnet50_has_sixteen_branches_of_three() -> None:
     first = plan.branches[0]
     assert [layer.name for layer in first.layers] == ["layer1.0.conv1", "layer1.0.conv2", "layer1.0.conv3"]
     assert [layer.name for layer in first.shortcut_layers] == ["layer1.0.downsample.0"]
-    assert [(m.activated_in, m.activated_out) for m in first.layers] == [(True, True), (True, True), (True, False)]
+    assert [(m.reads_activation, m.feeds_activation) for m in first.layers] == [
+        (True, True),
+        (True, True),
+        (True, False),
+    ]
     # Widths change before resolutions do, so the first stage has a transition too.
     assert [b.position.index for b in plan.branches if b.position.transition] == [1, 4, 8, 14]
 
@@ -133,7 +137,10 @@ def test_torchvision_plans_have_the_layers_of_ours() -> None:
     theirs = torchvision_plan("resnet50")
 
     def facts(plan: ResidualPlan) -> list[tuple[object, ...]]:
-        return [(b.position, b.shortcut, [(x.activated_in, x.activated_out) for x in b.layers]) for b in plan.branches]
+        return [
+            (b.position, b.shortcut, [(x.reads_activation, x.feeds_activation) for x in b.layers])
+            for b in plan.branches
+        ]
 
     assert facts(ours) == facts(theirs)
 
@@ -271,7 +278,8 @@ class Projection(Toy):
 def test_parallel_sum_and_projection_are_distinguished() -> None:
     plan = plan_of(Parallel())
     assert not plan.branches  # two parallel layers are one
-    assert {layer.name: layer.share for layer in plan.layers() if layer.share > 1} == {"first": 2, "second": 2}
+    paths = {layer.name: layer.parallel_paths for layer in plan.layers()}
+    assert {name: count for name, count in paths.items() if count > 1} == {"first": 2, "second": 2}
     assert layer_names(plan_of(Projection())) == [(["first", "second"], "projection", ["third"])]
 
 
@@ -493,7 +501,7 @@ class Activated(Toy):
 def test_activation_written_by_hand_is_one(name: str) -> None:
     (branch,) = plan_of(Activated({**ACTIVATIONS, **NO_ACTIVATIONS}[name])).branches
     first, second = branch.layers
-    assert (first.activated_out, second.activated_in) == (name in ACTIVATIONS, name in ACTIVATIONS)
+    assert (first.feeds_activation, second.reads_activation) == (name in ACTIVATIONS, name in ACTIVATIONS)
     assert branch.degree == (3 if name in GROWING else 2)
 
 
@@ -519,8 +527,8 @@ class SideBySide(Toy):
 def test_layers_side_by_side_on_one_shortcut_are_one_branch() -> None:
     (branch,) = plan_of(SideBySide()).branches
     assert [layer.name for layer in branch.layers] == ["third", "first", "second"]
-    assert [layer.name for layer in branch.entries] == ["third"]
-    assert [layer.name for layer in branch.ends] == ["first", "second"]
+    assert [layer.name for layer in branch.first_layers] == ["third"]
+    assert [layer.name for layer in branch.last_layers] == ["first", "second"]
     assert (branch.shortcut, branch.degree) == ("identity", 2)
 
 
@@ -556,7 +564,7 @@ def test_branches_added_one_by_one_are_found_in_any_order(order: tuple[str, ...]
     layers = {"gated": ["first", "second"], "plain": ["third"], "scaled": ["fourth"]}
     plan = plan_of(model)
     assert layer_names(plan) == [(layers[name], "identity", []) for name in order]
-    assert all(branch.entries[0] == branch.layers[0] for branch in plan.branches)
+    assert all(branch.first_layers[0] == branch.layers[0] for branch in plan.branches)
     assert not plan.body
 
 

@@ -133,7 +133,7 @@ def test_branches_degrees_and_stages_are_the_known_ones(name: str) -> None:
         assert plan.stage_sizes == known.stages
         assert sum(branch.shortcut != "identity" for branch in plan.branches) == known.projections
         assert {branch.shortcut for branch in plan.branches} <= {"identity", "projection"}
-        assert (len(plan.body), len(plan.aside), len(plan.classifier)) == (
+        assert (len(plan.body), len(plan.other_parameters), len(plan.classifier)) == (
             known.body, known.aside, int(name != "torch's encoder"),
         )  # fmt: skip
         assert unaccounted(model, plan) == ()
@@ -178,15 +178,15 @@ def test_fused_projections_are_three_parts(name: str, expected: tuple[str, str, 
 @pytest.mark.parametrize("name", ["bert", "vit", "llama", "t5"])
 def test_separate_projections_are_three_entries(name: str) -> None:
     attention = plan_of(name).branches[0]
-    assert len(attention.entries) == 3
+    assert len(attention.first_layers) == 3
     assert {layer.parts for layer in attention.layers} == {1}
-    assert len(attention.ends) == 1
+    assert len(attention.last_layers) == 1
 
 
 def test_cross_attention_has_one_entry_and_reads_the_encoder() -> None:
     cross = plan_of("t5").branches[5]
     assert [layer.name.rpartition(".")[2] for layer in cross.layers] == ["q", "k", "v", "o"]
-    assert [layer.name.rpartition(".")[2] for layer in cross.entries] == ["q"]
+    assert [layer.name.rpartition(".")[2] for layer in cross.first_layers] == ["q"]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
@@ -200,18 +200,18 @@ def test_squeeze_and_excitation_layers_are_gates_and_never_last() -> None:
         for branch in plan_of(name).branches:
             assert sum(layer.gate for layer in branch.layers) == per_branch
             assert not branch.last.gate
-    assert [layer.name for layer in plan_of("seresnet18").branches[0].ends] == ["layer1.0.conv2"]
+    assert [layer.name for layer in plan_of("seresnet18").branches[0].last_layers] == ["layer1.0.conv2"]
 
 
 def test_branches_side_by_side_end_in_two_layers() -> None:
     for branch in plan_of("side by side").branches:
-        assert [layer.name.rpartition(".")[2] for layer in branch.ends] == ["dense", "dense_4h_to_h"]
+        assert [layer.name.rpartition(".")[2] for layer in branch.last_layers] == ["dense", "dense_4h_to_h"]
 
 
 def test_activations_of_other_libraries_are_seen() -> None:
     """GPT-2's GELU is written out, MobileNet's ReLU6 a class of its own: the layers after them read an activation."""
-    assert [layer.activated_in for layer in plan_of("gpt2").branches[1].layers] == [False, True]
-    assert [layer.activated_in for layer in plan_of("mobilenet_v2").branches[0].layers] == [False, True, True]
+    assert [layer.reads_activation for layer in plan_of("gpt2").branches[1].layers] == [False, True]
+    assert [layer.reads_activation for layer in plan_of("mobilenet_v2").branches[0].layers] == [False, True, True]
 
 
 def test_plan_of_a_transformer_prints_its_pattern() -> None:

@@ -164,8 +164,8 @@ def test_degree_follows_the_rule(kind: type[Body], m: int) -> None:
 
 def test_entries_read_the_input_of_the_branch() -> None:
     (attention,) = discover(SoftmaxAttention(), torch.zeros(2, 3, 8)).branches
-    assert [layer.name for layer in attention.entries] == ["q", "k", "v"]
-    assert [layer.name for layer in attention.ends] == ["out"]
+    assert [layer.name for layer in attention.first_layers] == ["q", "k", "v"]
+    assert [layer.name for layer in attention.last_layers] == ["out"]
     (fused,) = discover(DotProductAttention(), torch.zeros(2, 3, 8)).branches
     assert [(layer.name, layer.parts) for layer in fused.layers] == [("qkv", 3), ("out", 1)]
 
@@ -203,7 +203,7 @@ def test_router_that_chooses_an_expert_is_not_an_end_of_the_branch() -> None:
     model = nn.Sequential(nn.Linear(8, 8), TopExpert(), TopExpert(), nn.Linear(8, 2))
     x = torch.randn(32, 8)
     plan = discover(model, x)
-    assert [layer.name for layer in plan.branches[0].ends] == ["1.experts.0.2", "1.experts.1.2"]
+    assert [layer.name for layer in plan.branches[0].last_layers] == ["1.experts.0.2", "1.experts.1.2"]
     assert "1.router" in [layer.name for layer in plan.branches[0].layers]
     for method in ("fixup", "skipinit", "nf"):
         _, converted = nf.convert(model, method, x)

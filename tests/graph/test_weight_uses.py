@@ -75,7 +75,7 @@ def test_weight_used_through_a_function_is_found(
 def test_parameter_that_multiplies_no_vector_stands_aside(use: Callable[[Tensor, Tensor], Tensor]) -> None:
     model = Uses(use, 4, 6)
     plan = discover(model, torch.zeros(2, 4, 6))
-    assert plan.aside == ("held.matrix",)
+    assert plan.other_parameters == ("held.matrix",)
     assert not list(plan.layers())
     assert unaccounted(model, plan) == ()
 
@@ -104,7 +104,7 @@ def test_unused_and_recurrent_layers_are_unaccounted_for() -> None:
 def test_transposed_convolution_is_a_weight_layer() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 4, 3))
     plan = discover(model, torch.zeros(1, 3, 8, 8))
-    assert plan.classifier == (Layer("2", activated_in=True, transposed=True),)
+    assert plan.classifier == (Layer("2", reads_activation=True, transposed=True),)
     assert unaccounted(model, plan) == ()
 
 
@@ -133,7 +133,7 @@ def test_multihead_attention_is_opened(training: bool, batch_first: bool, need_w
         Layer("attention.out_proj"),
     )
     assert branch.degree == 4
-    assert set(plan.aside) == {"attention.bias_k", "attention.bias_v"}
+    assert set(plan.other_parameters) == {"attention.bias_k", "attention.bias_v"}
     assert unaccounted(model, plan) == ()
 
 
@@ -151,7 +151,7 @@ def test_multihead_attention_with_separate_projections_has_four_layers() -> None
     (branch,) = plan.branches
     names = ["q_proj_weight", "k_proj_weight", "v_proj_weight", "weight"]
     assert [layer.parameter for layer in branch.layers] == names
-    assert [layer.parameter for layer in branch.entries] == ["q_proj_weight"]  # the others read the memory
+    assert [layer.parameter for layer in branch.first_layers] == ["q_proj_weight"]  # the others read the memory
     assert branch.degree == 4
     assert unaccounted(model, plan) == ()
 

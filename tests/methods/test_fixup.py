@@ -53,7 +53,7 @@ def test_fixup_weights_follow_the_formula(name, L, m):
         for layer in branch.layers[:-1]:
             w = weight(model, layer)
             fan_out = w.shape[0] * w.shape[2] * w.shape[3]
-            assert_std(w, math.sqrt((2 if layer.activated_in else 1) / fan_out) * L ** (-1 / (2 * m - 2)))
+            assert_std(w, math.sqrt((2 if layer.reads_activation else 1) / fan_out) * L ** (-1 / (2 * m - 2)))
         for layer in branch.shortcut_layers:
             w = weight(model, layer)
             assert_std(w, math.sqrt(2 / w.shape[0]))

@@ -374,7 +374,7 @@ ATTENDING = [fused_model, transposed_model, separate_model]
 def test_fixup_scales_query_key_and_value_alike_fused_or_not(make: Callable[[], nn.Module]) -> None:
     """L = 4 branches: Xavier of 64 to 3·64 with L^(-1/6), for m = 4; Xavier of 64 to 128 with L^(-1/2), for m = 2."""
     model, plan = attending(make)
-    kept = {name: p.detach().clone() for name, p in model.named_parameters() if name in plan.aside}
+    kept = {name: p.detach().clone() for name, p in model.named_parameters() if name in plan.other_parameters}
     initialize_(model, "fixup", plan, generator=seeded())
     for branch in (0, 2):
         query, key, value, out = matrices(model, plan, branch)

@@ -26,7 +26,7 @@ from normfree.methods import (
     register,
     unregister,
 )
-from normfree.methods.method import short_spec
+from normfree.methods.method_registry import short_spec
 from normfree.methods.standard_init import he_fan_in_
 from normfree.models import build
 from normfree.plan import Position
@@ -197,7 +197,7 @@ def test_row_says_where_the_method_comes_from(name: str, paper: str) -> None:
     method = get(name)
     assert method.name == name
     assert paper in method.paper
-    for text in (method.summary, method.paper, method.reference, method.weights, method.h):
+    for text in (method.summary, method.paper, method.reference, method.weights_text, method.shortcut_text):
         assert text.strip() == text != ""
     laws = method.rule.laws()
     assert laws.keys() == {"c", "a", "alpha", "beta", "delta"}

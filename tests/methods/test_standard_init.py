@@ -36,10 +36,10 @@ def assert_variance(w: Tensor, expected: float, kurtosis: float = 3.0) -> None:
 def test_he_variance_is_two_over_the_fan_after_a_relu(name, method, which):
     model = build(name, method, generator=seeded(0))
     plan = model.plan
-    assert not any(layer.activated_in for layer in plan.stem)
+    assert not any(layer.reads_activation for layer in plan.stem)
     for layer in plan.hidden():
         w = weight(model, layer)
-        assert_variance(w, (2 if layer.activated_in else 1) / fans(w)[which])
+        assert_variance(w, (2 if layer.reads_activation else 1) / fans(w)[which])
 
 
 @pytest.mark.parametrize("name", MODELS)

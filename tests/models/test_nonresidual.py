@@ -117,7 +117,7 @@ def test_output_has_one_score_a_class(name: str, method: str) -> None:
 def test_plan_has_no_branches_and_marks_the_activations(name: str) -> None:
     plan = build(name, "he_in", device="meta").plan
     assert not plan.branches
-    marks = [(layer.activated_in, layer.activated_out) for layer in plan.layers()]
+    marks = [(layer.reads_activation, layer.feeds_activation) for layer in plan.layers()]
     assert marks == [(False, True), (True, True), (True, True), (True, False)]
 
 
@@ -221,9 +221,9 @@ def test_dense_and_highway_have_one_score_per_class_for_every_method(name: str, 
 def test_plan_without_branches_marks_the_activations(name: str, classifier_activated: bool) -> None:
     plan = build(name, "he_in", device="meta").plan
     assert not plan.branches
-    assert [(s.activated_in, s.activated_out) for s in plan.stem] == [(False, True)]
-    assert [c.activated_in for c in plan.classifier] == [classifier_activated]
-    inner = {layer.name: layer.activated_in for layer in plan.body}
+    assert [(s.reads_activation, s.feeds_activation) for s in plan.stem] == [(False, True)]
+    assert [c.reads_activation for c in plan.classifier] == [classifier_activated]
+    inner = {layer.name: layer.reads_activation for layer in plan.body}
     if name.startswith("dense"):
         assert all(inner.values())
     else:  # what leaves a gate does not come out of an activation

@@ -83,13 +83,13 @@ def test_plan_counts_branches_and_layers(name: str, kind: type, encoder: int, de
     assert [b.degree for b in plan.branches] == degrees
     for branch in plan.branches:
         inner = [layer.name.rpartition(".")[2] for layer in branch.layers]
-        entries = [layer.name.rpartition(".")[2] for layer in branch.entries]
+        entries = [layer.name.rpartition(".")[2] for layer in branch.first_layers]
         assert inner == (["q", "k", "v", "out"] if branch.degree == 4 else ["linear1", "linear2"])
         assert entries == {4: ["q"] if "cross" in branch.name else ["q", "k", "v"], 2: ["linear1"]}[branch.degree]
-        assert [layer.name for layer in branch.ends] == [branch.layers[-1].name]
+        assert [layer.name for layer in branch.last_layers] == [branch.layers[-1].name]
         assert branch.shortcut == "identity"
     assert [layer.tied for layer in plan.classifier] == [name != NAMES[1]]
-    assert plan.aside == (("embedding.weight",) if name == NAMES[1] else ())
+    assert plan.other_parameters == (("embedding.weight",) if name == NAMES[1] else ())
     assert not plan.stem
     assert not plan.body
     assert not unaccounted(model, plan)
@@ -330,7 +330,7 @@ def test_two_vocabularies_have_two_matrices() -> None:
     model = build(NAMES[0], "fixup", num_classes=WORDS, vocabulary=50, generator=seeded(0))
     assert model.source_embedding.weight.shape == (50, 16)
     assert model.classifier.weight is model.embedding.weight
-    assert model.plan.aside == ("source_embedding.weight",)
+    assert model.plan.other_parameters == ("source_embedding.weight",)
     assert discover(model, *batch(NAMES[0])) == model.plan
     assert model(torch.full((2, 3), 49), batch(NAMES[0])[1][:2]).shape == (2, 6, WORDS)
 
@@ -363,7 +363,7 @@ def test_layer_norm_converted_to_fixup_is_built_like_fixup(name: str, form: str)
             torch.cat([m.get_submodule(n).weight.flatten() for n in named]).std() for m in (wanted, converted)
         )
         assert (theirs / ours).item() == pytest.approx(1.0, abs=5 * (256 * len(named)) ** -0.5)
-    assert not any(converted.get_submodule(layer.name).weight.any() for b in plan.branches for layer in b.ends)
+    assert not any(converted.get_submodule(layer.name).weight.any() for b in plan.branches for layer in b.last_layers)
     torch.testing.assert_close(converted(*batch(name)), _without_branches(converted)(*batch(name)))
 
 

@@ -77,11 +77,11 @@ def test_pass_leaves_no_trace(attributes: bool) -> None:
 def test_model_is_as_before_in_between_and_changed_again_afterwards() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     weight = model[0].weight.detach().clone()
-    with restored_on_error(model) as as_before:
+    with restored_on_error(model) as before:
         model[1] = nn.Identity()
         with torch.no_grad():
             model[0].weight.zero_()
-        with as_before():
+        with before.restored():
             assert torch.equal(model[0].weight, weight)
             assert isinstance(model[1], nn.BatchNorm1d)
         assert not model[0].weight.any()

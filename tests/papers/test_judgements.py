@@ -1,4 +1,4 @@
-"""Snapshot of all judgements; regenerate after a new result or claim with `python tests/papers/test_judgements.py`.
+"""Snapshot of all judgements; `make claims` writes it again after a new result or claim.
 
 Look at the difference before you commit it.
 """

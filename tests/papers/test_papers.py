@@ -13,8 +13,8 @@ from normfree.train.config import folder_name
 from normfree_papers.claims.claim import SCALES, Claim, Settings
 from normfree_papers.claims.judgement import admits, checks_at, judge
 from normfree_papers.claims.registry import PAPERS, all_claims
-from normfree_papers.claims.reproduction import collect, is_whole, panels_of, read_result, result_path
-from normfree_papers.claims.run_cache import made_runs
+from normfree_papers.claims.reproduction import collect, panels_of, read_result, result_path
+from normfree_papers.claims.run_cache import kept_runs, missing_runs
 
 CLAIMS = all_claims()
 ALONE = [claim for claim in CLAIMS if not claim.needs_data]  # what trains has tests of its own
@@ -162,7 +162,9 @@ def test_committed_result_belongs_to_a_claim_and_has_all_its_numbers(path):
     claim = next(c for c in CLAIMS if c.id == result["claim"])
     assert result_path(RESULTS, claim, result["scale"]) == path
     assert path.with_suffix(".png").exists() == bool(result["panels"])
-    if is_whole(result) and result["version"] == claim.version:  # a result of an earlier measurement is only kept
+    if (
+        not missing_runs(result) and result["version"] == claim.version
+    ):  # a result of an earlier measurement is only kept
         assert {check.name for check in checks_at(claim, result["scale"])} <= result["values"].keys()
     assert bool(result.get("runs")) == claim.needs_training
     assert all(math.isfinite(number) for value in result["values"].values() for number in value["values"])
@@ -184,7 +186,7 @@ def test_kept_runs_are_small_and_those_of_their_configurations():
         for file in path.iterdir():
             assert file.stat().st_size < 100_000
             assert_names_no_folder(file)
-    behind = {run["folder"] for file in FILES for run in made_runs(read_result(file)).values()}
+    behind = {run.path.name for file in FILES for run in kept_runs(RESULTS, read_result(file)).values()}
     assert behind == {path.name for path in kept}  # none is missing, and none is of no use
 
 

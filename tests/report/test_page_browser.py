@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chromium import Open, settle
-from normfree.report.page import Card, Page, page_data, write_page
+from normfree.report.page import Card, Page, Section, page_data, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Column, Table
 
@@ -342,3 +342,32 @@ def test_curves_and_their_entries_differ_by_the_shape_of_their_points(open_tab: 
     assert len(shapes) == len(set(shapes)) == len(NAMES)
     drawn = tab.locator(".chart svg").first.locator(".dots").evaluate_all("all => all.map(d => d.getAttribute('d'))")
     assert len({path.split("m", 1)[1].split("M")[0] for path in drawn}) == len(NAMES)
+
+
+def ticks(tab: Tab, axis: str) -> list[list[str]]:
+    """The labels of an axis of every chart, 'end' for the vertical one and 'middle' for the horizontal one."""
+    read = "(svg, axis) => [...svg.querySelectorAll(`text[text-anchor=${axis}]`)].map(text => text.textContent)"
+    return [svg.evaluate(read, axis) for svg in tab.locator(".chart svg").all()]
+
+
+def test_panels_beside_each_other_write_their_numbers_alike(open_file: Open, tmp_path: Path) -> None:
+    short, long = (Panel("p", (Curve("a", (1.0, top)),)) for top in (70.0, 1e12))
+    section = Section("part", panels=(short,), name="part")
+    write_page(Page("report", panels=(short, long), sections=(section,)), tmp_path / "page.html")
+    first, second, alone = ticks(open_file(tmp_path / "page.html"), "end")
+    assert first == ["100", "101"]  # powers of ten: the exponent is a text of its own
+    assert all(re.fullmatch(r"10\d+", label) for label in second)
+    assert alone == ["1", "2", "5", "10", "20", "50"]
+
+
+def test_small_numbers_are_powers_of_ten_on_a_linear_axis_too(open_file: Open, tmp_path: Path) -> None:
+    small = Panel("p", (Curve("a", (1e-4, 3e-4)),), log_y=False)
+    write_page(Page("report", panels=(small,)), tmp_path / "page.html")
+    (labels,) = ticks(open_file(tmp_path / "page.html"), "end")
+    assert {"0", "10−4", "1.5·10−4", "2·10−4"} <= set(labels)
+
+
+def test_epochs_are_whole_numbers_while_one_is_in_progress(open_file: Open, tmp_path: Path) -> None:
+    epochs = Panel("p", (Curve("a", (3.0, 2.0, 1.5, 1.2), (1.0, 2.0, 3.0, 3.7)),), log_y=False, x_label="epoch")
+    write_page(Page("report", panels=(epochs,)), tmp_path / "page.html")
+    assert ticks(open_file(tmp_path / "page.html"), "middle") == [["1", "2", "3"]]

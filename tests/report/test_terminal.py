@@ -38,8 +38,17 @@ def test_a_name_between_colons_is_no_picture(
     plain: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NO_COLOR", plain)
-    open_console().print("my_package.models:ok: linear", markup=False)
+    open_console().print("my_package.models:ok: linear")
     assert capsys.readouterr().out == "my_package.models:ok: linear\n"
+
+
+@pytest.mark.parametrize("plain", ["", "1"])
+def test_square_brackets_are_text(
+    plain: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", plain)
+    open_console().print("run: pip install '.[plots]'", style="dim")
+    assert capsys.readouterr().out == "run: pip install '.[plots]'\n"
 
 
 @pytest.fixture(autouse=True)

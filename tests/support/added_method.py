@@ -11,9 +11,8 @@ def mine(**changes: object) -> Method:
     record = Method(
         name="mine",
         summary="half of every branch",
-        paper="none",
         reference="here",
-        weights="plain; He fan-in",
+        weights_text="plain; He fan-in",
         rule=Rule(beta=Law(0.5)),
         initializer=he_fan_in_,
     )

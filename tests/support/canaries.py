@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from normfree.methods.earlier_releases import FIRST_RELEASE, as_of
+from normfree.methods.method_registry import FIRST_RELEASE, as_of
 from normfree.nn.devices import device_of
 from normfree.storage.writing import write_text
 from normfree.train.config import TrainConfig

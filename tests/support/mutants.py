@@ -27,7 +27,8 @@ from normfree.diagnostics import homogeneity_bounds, updates
 from normfree.diagnostics.curvature import Hessian
 from normfree.methods import Law, Method
 from normfree.methods.initialize import InitContext
-from normfree.methods.method import _FACTORIES, ONE, SQRT_HALF, ScalarRate
+from normfree.methods.method import ONE, SQRT_HALF, ScalarRate
+from normfree.methods.method_registry import _FACTORIES
 from normfree.methods.nf_resnets import InverseStd
 from normfree.methods.residual_scaling import GeometricSeries
 from normfree.models.base import BlockBuilder
@@ -97,7 +98,7 @@ def _then(names: str, change: Callable[[Any, Layer, Branch | None], object]) -> 
     def added(method: Method) -> Method:
         def initialize(ctx: InitContext) -> None:
             method.initializer(ctx)
-            ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}
+            ends = {layer: branch for branch in ctx.plan.branches for layer in branch.last_layers}
             for layer, module in ctx.each(ctx.plan.hidden()):
                 change(module, layer, ends.get(layer))
 
@@ -157,7 +158,7 @@ def _lecun(ctx: InitContext, layer: Layer) -> None:
 
 
 def _no_relu_gain(module: Any, layer: Layer, branch: Branch | None) -> None:
-    if layer.activated_out and branch is None:
+    if layer.feeds_activation and branch is None:
         module.gain.div_(2**0.5)
 
 

@@ -127,6 +127,8 @@ def test_claims_are_filtered_by_words_and_result(open_tab: Open) -> None:
     failing = tab.evaluate(shown)
     assert 0 < len(failing) < 10
     assert all("fails" in row for row in failing)
+    tab.locator(".filter select").select_option("not run")
+    assert 0 < len(tab.evaluate(shown)) < len(everything)
     tab.locator(".filter select").select_option("all")
     tab.locator(".filter input").fill("theorem wninit")
     assert all("Theorem" in row and "wninit" in row for row in tab.evaluate(shown))

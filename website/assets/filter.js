@@ -28,7 +28,7 @@ function makeFilter(place) {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const entry of rows) {
-      const cells = [...entry.row.cells].map((cell) => cell.textContent.trim().replace(/^[^\w]+/, ""));
+      const cells = [...entry.row.cells].map((cell) => cell.textContent.replace(/\s/g, " ").replace(/^[^\w]+/, ""));
       const fits = kind.value === "all" || cells.some((cell) => cell.startsWith(kind.value));
       const visible = fits && wanted.every((word) => entry.text.includes(word));
       entry.row.hidden = !visible;

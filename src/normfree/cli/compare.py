@@ -156,6 +156,8 @@ def make_demo(
     from normfree.report.terminal import progress
 
     require_folder(out, "--out")
+    require_package("matplotlib", "the picture of the demo")
+    require_package("jinja2", "the page of the demo")
     console = open_console()
     with progress("demo") as update:
         demo = run_demo(out, jobs=jobs or default_jobs("cpu"), progress=update)

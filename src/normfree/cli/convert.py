@@ -19,6 +19,7 @@ from normfree.cli.options import (
     example_inputs,
     load_plugins,
     print_json,
+    require_folder,
     require_model,
     require_one_input,
 )
@@ -75,6 +76,7 @@ def convert_model(
     if overwrite and out is None:
         raise ValueError("--overwrite needs --out, the folder of the converted model to replace; leave it out")
     if out is not None:
+        require_folder(out, "--out")
         _require_new(out, overwrite)
     inputs = example_inputs(model, example, shape, batch, seed)
     with progress(f"converting {model}", 3) as update:

@@ -48,7 +48,8 @@ def diagnose_model(
             "--method",
             "-m",
             metavar="NAME",
-            help="A method (default: fixup), for normfree's own models only; repeat it to compare methods.",
+            help="A method, for normfree's own models only; repeat it to compare methods. Default: fixup, or he_in "
+            "for a model without residual sums.",
             autocompletion=complete_method,
         ),
     ] = None,
@@ -115,7 +116,7 @@ def diagnose_model(
     load_plugins(plugin)
     _require_outputs(fail_on, out or [], (".png", ".svg", ".json") if widths else FORMATS)
     if widths or "{}" in model:
-        _check_widths(model, widths, method or ["fixup"], shape, batch, seed, out or [], as_json)
+        _check_widths(model, widths, method or [], shape, batch, seed, out or [], as_json)
         return
     folder = model_folder(model)
     _require_weights(model, folder, method, checkpoint)
@@ -138,12 +139,20 @@ def diagnose_model(
             to=place,
             trust=trust,
         )
-        for spec in ([""] if single else dict.fromkeys(method or ["fixup"]))
+        for spec in ([""] if single else dict.fromkeys(method or [_default_method(model)]))
     ]
     _show(found, model, out or [], as_json, noise=None if data is not None or example else inputs)
     failed = fail_on and any(d.verdict.at_least(fail_on) for d in found)  # type: ignore[arg-type]
     if failed or not all(d.signal.inputs.finite for d in found):
         raise typer.Exit(1)
+
+
+def _default_method(model: str) -> str:
+    """Return the method of a model of normfree that is named without one: Fixup, or plain He without residual sums."""
+    from normfree.models import is_model_name
+    from normfree.models.builder import supports
+
+    return "he_in" if is_model_name(model) and not supports(model, "fixup") else "fixup"
 
 
 def _check_widths(
@@ -165,10 +174,11 @@ def _check_widths(
     from normfree.storage.writing import to_json_values
 
     names = {width: model.replace("{}", str(width)) for width in numbers}
+    method = methods[0] if methods else _default_method(names[numbers[0]])
     inputs = random_inputs(names[numbers[0]], shape, batch=batch, seed=seed)
     with progress(f"training {model} at {len(names)} widths"):
         found = coordinate_check(
-            lambda width: build_by_name(names[width], methods[0], inputs=inputs, seed=seed), numbers, inputs
+            lambda width: build_by_name(names[width], method, inputs=inputs, seed=seed), numbers, inputs
         )
     if as_json:
         print_json(found.to_json())
@@ -235,7 +245,7 @@ def _diagnose(
 
     from normfree.diagnostics import diagnose
     from normfree.models.example_inputs import to_device
-    from normfree.nn.device_memory import require_room_for_activations
+    from normfree.nn.devices import require_room_for_activations
     from normfree.report.terminal import notice, progress
 
     label = method or model

@@ -28,7 +28,7 @@ def list_methods(
     For example: normfree methods fixup
     """
     from normfree.methods import get, names
-    from normfree.methods.method import description
+    from normfree.methods.method_registry import description
 
     load_plugins(plugin)
     records = [get(name) for name in methods or names()]

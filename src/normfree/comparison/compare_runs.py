@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -38,6 +39,7 @@ from normfree.train.run.run_records import Snapshot
 
 _NOT_COMPARED = NOT_IN_FINGERPRINT | {"precision", "channels_last", "compile", "graph"}  # chosen by the machine if open
 _LOOK_SECONDS = 0.5
+_ENOUGH = 0.05  # the share of a run that tells its speed
 T = TypeVar("T")
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
 
@@ -323,10 +325,11 @@ def train_runs(
 
 
 class TimeLeft:
-    """An estimate of how long the runs of a comparison will take, from those that ended.
+    """An estimate of how long the runs of a comparison will take, from those that ended and those in progress.
 
-    A run is expected to take the mean time of the ended runs of its model. If none of them has ended, its time is
-    estimated from the other models, in proportion to the depth. The sum is divided by the number of runs in progress.
+    A run in progress is expected to continue at its speed so far. Another run is expected to take the mean time of the
+    runs of its model; if none of them has begun, its time is estimated from the other models, in proportion to the
+    depth. The sum is divided by the number of runs in progress.
 
     >>> left = TimeLeft([("resnet20", 20), ("resnet20", 20), ("resnet8", 8)], clock=lambda: 0.0)
     >>> left.seconds is None
@@ -344,27 +347,40 @@ class TimeLeft:
         self._runs, self._clock = runs, clock
         self._ended: dict[int, float] = {}
         self._begun: dict[int, float] = {}
+        self._shares: dict[int, tuple[float, float]] = {}  # of the run that is done: at its first report, and now
 
     def see(self, reports: Reports) -> None:
-        """Take in which runs are in progress."""
+        """Take in which runs are in progress, and how far they are."""
         self._begun = {number: self._begun.get(number, self._clock()) for number in reports}
+        found = {number: re.match(r"(\d+)%", text) for number, text in reports.items()}
+        shares = {number: int(share[1]) / 100 for number, share in found.items() if share}
+        self._shares = {number: (self._shares.get(number, (now, now))[0], now) for number, now in shares.items()}
 
     def end(self, number: int, seconds: float) -> None:
         """Take in that a run ended, and its time."""
         self._ended[number] = seconds
         self._begun.pop(number, None)
+        self._shares.pop(number, None)
 
     @property
     def seconds(self) -> float | None:
-        """The time left; None before the first run has ended."""
-        if not self._ended:
+        """The time left; None before a run has ended or has done a twentieth of its steps."""
+        moving = {
+            number: (self._clock() - self._begun[number]) / (now - first)
+            for number, (first, now) in self._shares.items()
+            if now - first >= _ENOUGH
+        }
+        known = {**moving, **self._ended}
+        if not known:
             return None
         by_model: dict[str, list[float]] = {}
-        for number, seconds in self._ended.items():
+        for number, seconds in known.items():
             by_model.setdefault(self._runs[number][0], []).append(seconds)
-        per_layer = fmean(seconds / max(1, self._runs[number][1]) for number, seconds in self._ended.items())
+        per_layer = fmean(seconds / max(1, self._runs[number][1]) for number, seconds in known.items())
 
         def rest(number: int) -> float:
+            if number in moving:
+                return moving[number] * (1 - self._shares[number][1])
             model, depth = self._runs[number]
             whole = fmean(by_model[model]) if model in by_model else per_layer * depth
             begun = self._begun.get(number)

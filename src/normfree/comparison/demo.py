@@ -97,9 +97,15 @@ def run_demo(
     each = len(settings.twins) * len(settings.batch_rates)
     costs = _costs(settings, base, quick)
 
+    reached = 0
+
     def show(done: int, text: str) -> None:
+        nonlocal reached
+        running = [int(share) / 100 for share in re.findall(r"lr [\d.]+: (\d+)%", text)]
+        part = sum(share * cost for share, cost in zip(running, costs[done:], strict=False))
+        reached = max(reached, int(100 * (sum(costs[:done]) + part) / sum(costs)))
         if progress is not None:
-            progress(int(100 * sum(costs[:done]) / sum(costs)), 100, text)
+            progress(reached, 100, text)
 
     show(0, f"signal through {settings.signal_model}")
     signals = _signals(settings, out / "signal.json", jobs)

@@ -87,9 +87,9 @@ def page(demo: Demo) -> Page:
             "difference of a percent or two is noise. SGD with momentum 0.9 and a cosine schedule, in section 2 "
             "after a warm-up of one epoch. A run has diverged when its loss is no longer a finite number; it then "
             "counts as chance.",
-            "To repeat or vary this: normfree compare --recipe spirals -m fixup -m batchnorm --model resmlp-49-64 "
-            f"{rates} --set epochs={s.epochs} --set clip=none --set warmup=1 --seeds {len(s.seeds)}. Every run with "
-            "its configuration, metrics and checkpoint is in runs/ beside this page.",
+            "To repeat or vary this: `normfree compare --recipe spirals -m fixup -m batchnorm --model resmlp-49-64 "
+            f"{rates} --set epochs={s.epochs} --set clip=none --set warmup=1 --seeds {len(s.seeds)}`. Every run with "
+            "its configuration, metrics and checkpoint is in `runs/` beside this page.",
         ),
     )
 
@@ -164,8 +164,10 @@ def _depth_section(demo: Demo) -> Section:
     width = s.models[0].rsplit("-", 1)[-1]
     rates = ", ".join(f"{method} {rate:g}" for method, rate in s.rates.items())
     points = demo.depth.points
-    least, most = min(p.depth for p in points), max(p.depth for p in points)
-    starts, ends = ([f"{p.method} {_end(p)}" for p in points if p.depth == depth] for depth in (least, most))
+    by_depth = [
+        f"At {depth:,} layers: {', '.join(f'{p.method} {_end(p)}' for p in points if p.depth == depth)}."
+        for depth in sorted({p.depth for p in points})
+    ]
     linear = demo.depth.linear_accuracy or 0.0
     return Section(
         "2 · What trains, and how deep",
@@ -174,8 +176,8 @@ def _depth_section(demo: Demo) -> Section:
             f"point belongs, in {s.epochs} passes over 5,400 points. A spiral needs a function with many folds, and a "
             f"deep network folds once a layer. Each method has a learning rate that suits it: {rates}. A point is the "
             f"mean of {len(s.seeds)} seeds; × marks a method that diverged.",
-            f"At {most:,} layers: {', '.join(ends)}. At {least:,} layers: {', '.join(starts)}. For comparison, a "
-            f"linear classifier gets {percent(linear)}, and guessing {percent(demo.depth.chance)}.",
+            f"{' '.join(by_depth)} For comparison, a linear classifier gets {percent(linear)}, and guessing "
+            f"{percent(demo.depth.chance)}.",
         ),
         panels=(replace(panel(demo.depth), note=""),),  # the text above has it
         tables=(replace(table(demo.depth), caption=None),),

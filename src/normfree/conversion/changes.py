@@ -1,13 +1,16 @@
-"""The records of a conversion or a folding, which a plan carries in `changes`."""
+"""The records of a conversion or a folding, which a plan has as `changes`; and a plan with its changes from JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from normfree.methods.method import get, short_spec
+from normfree.methods.method_registry import get, short_spec
+from normfree.models.third_party import describe_error
+from normfree.plan import Branch, Layer, Position, ResidualPlan
 from normfree.report.tables import compact
 
 _MOST_RESCALED = 3  # rescaled parameters that are printed by name
@@ -204,3 +207,75 @@ class Folding:
             lines.append(f"{len(self.plain)} reparametrized layers made plain")
         lines += [f"kept {module.name} ({module.kind}): {module.reason}" for module in self.kept]
         return "\n".join(lines)
+
+
+_NESTED: dict[type, dict[str, type]] = {  # the fields of a record that hold records themselves
+    Branch: {
+        "position": Position,
+        **dict.fromkeys(("layers", "shortcut_layers", "first_layers", "last_layers"), Layer),
+    },
+    ResidualPlan: {"branches": Branch, **dict.fromkeys(("stem", "body", "classifier"), Layer)},
+    Changes: {"removed": Removed, "added": Added, "scaled": Rescaled},
+    Folding: {"folded": FoldedModule, "kept": RemainingModule},
+}
+_EARLIER_NAMES = {  # of fields, in folders of before
+    "activated_in": "reads_activation",
+    "activated_out": "feeds_activation",
+    "around": "outer_branch",
+    "aside": "other_parameters",
+    "ends": "last_layers",
+    "entries": "first_layers",
+    "m": "degree",
+    "merges": "merges_signals",
+    "nonzero": "must_be_nonzero",
+    "scales": "layer_scales",
+    "share": "parallel_paths",
+}
+
+
+def plan_from_json(data: Mapping[str, Any]) -> ResidualPlan:
+    """Read a plan and its changes from the plain data that `ResidualPlan.to_json` returned, now or in release 0.1.
+
+    Raises:
+        ValueError: If the data is not a plan.
+    """
+    try:
+        rest = dict(data)
+        changes = rest.pop("changes", None)
+        if changes is not None:
+            rest["changes"] = _record(Changes if "method" in changes else Folding, changes)
+        plan: ResidualPlan = _record(ResidualPlan, rest)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"expected a plan as plain data, got something else ({error})") from error
+    return plan
+
+
+def _record(kind: type, data: Mapping[str, Any]) -> Any:
+    """Build a record, and the records inside it, from plain data; lists become tuples again."""
+    nested = _NESTED.get(kind, {})
+    named = {_EARLIER_NAMES.get(name, name): value for name, value in data.items() if (name, value) != ("m", None)}
+    if unknown := set(named) - {field.name for field in fields(kind)}:
+        raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+    values = {}
+    for name, value in named.items():
+        if isinstance(value, list):
+            values[name] = tuple(_record(nested[name], item) if name in nested else item for item in value)
+        else:
+            values[name] = _record(nested[name], value) if name in nested else value
+    return kind(**values)
+
+
+@contextmanager
+def explained_plan_errors() -> Iterator[None]:
+    """Replace the errors that a plan with wrong names or values causes by one sentence.
+
+    Raises:
+        ValueError: In place of such an error.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"expected a stored plan that fits the model, got one that cannot be repeated ({describe_error(error)}); "
+            "save the model again"
+        ) from error

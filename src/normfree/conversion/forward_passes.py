@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from normfree.conversion.message_text import quoted
+from normfree.errors import quoted
 from normfree.graph.observer import tensors_of
 from normfree.graph.recorder import DIFFERENTIATES, differentiates
 from normfree.nn.model_state import (
@@ -45,10 +45,6 @@ class MethodError(ValueError):
     def __init__(self, message: str, found_by: FoundBy = "rules") -> None:
         super().__init__(message)
         self.found_by = found_by
-
-
-class AttemptSucceeded(Exception):  # noqa: N818  (no error: it makes `restored_on_error` undo an attempt)
-    """Ends an attempt that succeeded, so that the model is restored."""
 
 
 class ForwardPass:

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, permutations
 from typing import Any
 
 import torch
 from torch import nn
 
-from normfree.conversion.message_text import listed, quoted
+from normfree.errors import listed, quoted
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ATTENTION, DIVISIONS, GATES, PRODUCTS, RECTIFIERS, REDUCTIONS, VIEWS, tensors_of
-from normfree.graph.recorder import record, record_training
+from normfree.graph.recorder import record_evaluation, record_training
 from normfree.graph.residual_sums import latest_common_ancestor
-from normfree.nn.model_state import (
-    call_arguments,
-    eval_pass,
-    preserve_model_state,
-)
-from normfree.nn.normalizers import is_norm
-from normfree.nn.weight_layers import WEIGHT_LAYERS
+from normfree.nn.model_state import preserve_model_state
+from normfree.nn.normalizers import ProbedModules, find_norms, unknown_norms
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
 
-_NAMED_NORM = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
 _RAW_DATA_SIZE, _USUAL_DATA_SIZE = 30.0, 3.0  # the root mean square of data; standardized data have 1
 _POWERS = frozenset({"pow", "pow_", "__pow__", "__ipow__", "square", "square_"})
 NO_SUMS = (
@@ -39,19 +32,34 @@ NO_SUMS = (
 
 
 @dataclass(frozen=True)
+class NormUse:
+    """How a model uses one of its normalizers.
+
+    Attributes:
+        kind: The class of the normalizer.
+        shape: The shape of its output; None if it is not called.
+        several_inputs: Whether it is called with more than one tensor.
+        overwritten: Whether its output is written to in place.
+        tensor_read: The name of its parameter or buffer that other code reads, '' if none. Such code usually reads the
+            dtype of the weight.
+    """
+
+    kind: str
+    shape: tuple[int, ...] | None
+    several_inputs: bool
+    overwritten: bool
+    tensor_read: str
+
+
+@dataclass(frozen=True)
 class Inspection:
     """The facts about an original that do not depend on a method. Modules are given by name.
 
     Attributes:
         plan: The residual plan.
         flow: The recorded flow.
-        norms: The normalizers, each with its class.
-        norm_shapes: The shapes of their outputs.
+        norms: The normalizers.
         unknown_norms: The modules whose class is named like a normalizer but is not one that can be removed.
-        tensors_read: The normalizers whose parameter or buffer is also read by other code, each with the name of that
-            tensor. A weight is kept for such code, which usually reads its dtype.
-        overwritten: The normalizers whose output is written to in place.
-        several_inputs: The normalizers that are called with more than one tensor.
         functional_norms: The calls of normalizing functions outside of normalizers, by module and function.
         inline_norms: The modules whose own code divides the signal by its scale.
         unaccounted: The weights that the plan does not list.
@@ -71,12 +79,8 @@ class Inspection:
 
     plan: ResidualPlan
     flow: Flow
-    norms: Mapping[str, str]
-    norm_shapes: Mapping[str, tuple[int, ...]]
-    unknown_norms: dict[str, str]
-    tensors_read: Mapping[str, str]
-    overwritten: Collection[str]
-    several_inputs: Collection[str]
+    norms: Mapping[str, NormUse]
+    unknown_norms: Mapping[str, str]
     functional_norms: Sequence[tuple[str, str]]
     inline_norms: Sequence[str]
     unaccounted: Sequence[str]
@@ -89,38 +93,38 @@ class Inspection:
     rectified: Collection[str] = ()
     data_size: float = 0.0
     has_training_code: bool = False
-    norm_like: dict[str, str] = field(default_factory=dict)
-    standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
+    norm_like: Mapping[str, str] = field(default_factory=dict)
+    standardized: Mapping[str, type[nn.Module] | None] = field(default_factory=dict)
+
+    def with_probed(self, probed: ProbedModules) -> Inspection:
+        """Add what a pass showed about the modules of other libraries."""
+        unknown = {name: kind for name, kind in self.unknown_norms.items() if name not in probed.affine}
+        return replace(self, unknown_norms=unknown, norm_like=probed.norm_like, standardized=probed.standardized)
 
     def obstacles(self, model: nn.Module) -> dict[str, str]:
         """The reasons why no method can convert the model, each with a remedy."""
-        found = {
-            f"{quoted(name)}: {kind} is not a normalizer that can be removed": "replace it with batch, layer, group, "
-            "instance or RMS norm of torch.nn, or with nn.Identity"
-            for name, kind in self.unknown_norms.items()
-        }
-        # L2 normalization (`normalize`) is intended in cosine attention and in heads that compare images.
-        found |= {
-            f"{quoted(home)}: its own forward pass computes {function}": "make it a module, which can be removed"
-            for home, function in self.functional_norms
-            if function != "normalize" and home not in self.unknown_norms
-        }
-        found |= {
-            f"{quoted(name)}: {self.norms[name]} is called with several tensors": "give what it does besides "
-            "normalizing, such as gating, a module of its own"
-            for name in self.several_inputs
-        }
-        found |= {
-            f"{quoted(name)}: other code reads its {tensor}": "call the normalizer there, which can be removed"
-            for name, tensor in self.tensors_read.items()
-            if tensor != "weight" and name in self.norms
-        }
-        found |= {
-            f"{quoted(name)}: {type(model.get_submodule(name)).__name__} standardizes its weight, and does more than "
-            "its base class": "replace it with a layer of torch.nn"
-            for name, base in self.standardized.items()
-            if base is None
-        }
+        found: dict[str, str] = {}
+        for name, kind in self.unknown_norms.items():
+            remedy = "replace it with batch, layer, group, instance or RMS norm of torch.nn, or with nn.Identity"
+            found[f"{quoted(name)}: {kind} is not a normalizer that can be removed"] = remedy
+        for home, function in self.functional_norms:
+            # L2 normalization (`normalize`) is intended in cosine attention and in heads that compare images.
+            if function != "normalize" and home not in self.unknown_norms:
+                remedy = "make it a module, which can be removed"
+                found[f"{quoted(home)}: its own forward pass computes {function}"] = remedy
+        for name, norm in self.norms.items():
+            if norm.several_inputs:
+                remedy = "give what it does besides normalizing, such as gating, a module of its own"
+                found[f"{quoted(name)}: {norm.kind} is called with several tensors"] = remedy
+        for name, norm in self.norms.items():
+            if norm.tensor_read not in ("", "weight"):
+                remedy = "call the normalizer there, which can be removed"
+                found[f"{quoted(name)}: other code reads its {norm.tensor_read}"] = remedy
+        for name, base in self.standardized.items():
+            if base is None:
+                layer = type(model.get_submodule(name)).__name__
+                remedy = "replace it with a layer of torch.nn"
+                found[f"{quoted(name)}: {layer} standardizes its weight, and does more than its base class"] = remedy
         if "" in self.norms:
             found[f"{quoted('')}: the model itself is a normalizer"] = "convert the model that holds it"
         return found
@@ -161,7 +165,9 @@ class Inspection:
                 f"left in place, though it behaves like a normalizer: {listed(self.norm_like, self.norm_like)}; to "
                 "have it removed, give its class the name of one, such as MyLayerNorm"
             )
-        scales = dict.fromkeys(name for branch in self.plan.branches for name in branch.scales if not keeps_layers)
+        scales = dict.fromkeys(
+            name for branch in self.plan.branches for name in branch.layer_scales if not keeps_layers
+        )
         if scales:
             notes.append(f"layer scales were set to 1, because the method scales the branches: {listed(scales)}")
         for product, places in (("squared", self.squares), ("multiplied with itself twice or more", self.powers)):
@@ -188,25 +194,6 @@ def outer_skip_notes(plan: ResidualPlan) -> list[str]:
     return []
 
 
-def find_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """The normalizers of a model by name, a shared one under its first name."""
-    return {name: module for name, module in model.named_modules() if is_norm(module)}
-
-
-def _unknown_norms(model: nn.Module) -> dict[str, str]:
-    """The modules whose class is named like a normalizer but is not one that can be removed, each with its class.
-
-    Torch's parametrizations of weights (`_WeightNorm`) do not normalize the signal.
-    """
-    found = {}
-    for name, module in model.named_modules():
-        named_so = _NAMED_NORM.search(type(module).__name__) and ".parametrizations." not in f".{name}"
-        leaf = next(module.children(), None) is None
-        if named_so and leaf and not is_norm(module) and not isinstance(module, WEIGHT_LAYERS):
-            found[name] = type(module).__name__
-    return found
-
-
 def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, heads: Collection[str]) -> Inspection:
     """Record a model once, without values if its code does not read them; the model is left unchanged.
 
@@ -219,30 +206,22 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     Raises:
         ValueError: If the model does not run on the example.
     """
-    args, kwargs = call_arguments(example)
-    # In training mode a model may skip blocks at random.
-    with eval_pass(model):
-        flow = record(model, *args, **kwargs)
-    training = record_training(model, *args, **kwargs) if plan is None else None
-    flows = [flow, training] if training else [flow]
     norms = find_norms(model)
+    flow = record_evaluation(model, example, norms)
+    training = record_training(model, example, norms) if plan is None else None
+    flows = [flow, training] if training else [flow]
     returned = {node.name: [node] for node in flow.nodes if node.is_module}
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
     steps = [node for each in flows for node in each.nodes] if plan is None else []
     inline = dict.fromkeys(node.home for node in steps if _divides_by_own_scale(node))
-    read = [item for each in flows for item in each.norm_tensors_read.items()]
     plan = plan_from_flow(model, flow, heads) if plan is None else plan
     experts = expert_groups(model, plan) if flow.chooses_by_values() else []
     plan, uncalled = add_uncalled_experts(plan, flow, experts) if experts else (plan, [])
     return Inspection(
         plan=plan,
         flow=flow,
-        norms={name: type(norm).__name__ for name, norm in norms.items()},
-        norm_shapes={name: returned[name][0].shape for name in norms if returned.get(name)},
-        unknown_norms=_unknown_norms(model),
-        tensors_read=dict(sorted(read, key=lambda item: item[1] != "weight")),  # the last one of a name counts
-        overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
-        several_inputs=[name for name in norms if any(name in each.several_inputs for each in flows)],
+        norms={name: _norm_use(name, norm, flows, returned.get(name, [])) for name, norm in norms.items()},
+        unknown_norms=unknown_norms(model),
         functional_norms=[
             call for call in dict.fromkeys(chain(*(f.normalizing for f in flows))) if call[0] not in norms
         ],
@@ -260,6 +239,18 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     )
 
 
+def _norm_use(name: str, norm: nn.Module, flows: Sequence[Flow], returned: Sequence[Node]) -> NormUse:
+    """How the model uses a normalizer; `returned` are its outputs in the first flow, that of evaluation."""
+    read = [each.norm_tensors_read[name] for each in flows if name in each.norm_tensors_read]
+    return NormUse(
+        kind=type(norm).__name__,
+        shape=returned[0].shape if returned else None,
+        several_inputs=any(name in each.several_inputs for each in flows),
+        overwritten=not flows[0].overwritten.isdisjoint(returned),
+        tensor_read=next((tensor for tensor in reversed(read) if tensor != "weight"), "weight" if read else ""),
+    )
+
+
 def _has_training_code(model: nn.Module, flow: Flow, training: Flow) -> bool:
     """Whether a module with parameters runs other functions in training mode; a dropout has none."""
     run, trained = (Counter((node.home, node.function) for node in each.nodes) for each in (flow, training))
@@ -271,7 +262,7 @@ def _data_size(flow: Flow, norms: Container[str], example: Any) -> float:
     """The largest root mean square of a tensor of the example that a first layer or normalizer reads."""
     inputs = [node for node in flow.nodes if node.kind == "input"]  # the tensors of the example come first
     size = 0.0
-    for node, tensor in zip(inputs, tensors_of(call_arguments(example)), strict=False):
+    for node, tensor in zip(inputs, tensors_of(example), strict=False):
         readers = list(node.users)
         for reader in readers:
             readers += reader.users if reader.function in VIEWS | {"identity"} else []

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Changes, Record, Removed, Rescaled
-from normfree.conversion.forward_passes import AttemptSucceeded, FoundBy, MethodError, floats_of, model_failed_error
-from normfree.conversion.inspection import NO_SUMS, Inspection, find_norms, inspect_model
-from normfree.conversion.message_text import MOST_REASONS, grouped, listed, quoted
-from normfree.conversion.probing import plain_base, probing
+from normfree.conversion.forward_passes import FoundBy, MethodError, floats_of, model_failed_error
+from normfree.conversion.inspection import NO_SUMS, Inspection, inspect_model
+from normfree.conversion.other_methods import advise
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
-from normfree.conversion.scalar_placement import UNREACHED, Placement, ScalarStart, add_scalars_, place_scalars
+from normfree.conversion.scalar_placement import ScalarPlacement
 from normfree.conversion.verification import Verification
+from normfree.errors import MOST_REASONS, grouped, listed, quoted
 from normfree.graph.convertibility import check_request, layers_not_reparametrizable, require_signal
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
-from normfree.nn.model_state import restored_on_error
-from normfree.nn.scalars import ScalarName, scalars_of
+from normfree.nn.model_state import ModelSnapshot, restored_on_error
+from normfree.nn.normalizers import find_norms, plain_base, probing
+from normfree.nn.scalars import scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan, remember_plan_
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
-
-_SUGGESTED_METHODS = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv:by=layer")  # in a refusal
-_MOST_PARAMETERS_TO_TRY = 200_000_000  # of a model on which other methods are tried
-_MOST_PARAMETERS_TO_CONFIRM = 50_000_000  # the same, for methods that are recommended even if they were not tried
-_COSTS: dict[FoundBy, int] = {"forward": 2, "backward": 4, "zeros": 7}  # the cost of an attempt, in forward passes
 
 
 def convert(
@@ -115,24 +110,13 @@ def convert_(
     """
     method = get(method)
     check_request(model, method, example, plan, heads)
-    inspection = inspect_model(model, example, plan, heads)
-    if plan is None:
-        require_signal(model, inspection.flow, inspection.plan, heads)
-    verification = Verification(model, example, inspection, heads)
+    conversion = _look(model, method, example, plan, heads)
     try:
-        with probing(model, inspection):
-            verification.run_original()
-    except Exception as error:  # whatever the model's own code raises
-        raise ValueError(
-            f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
-            "pass an example that it accepts"
-        ) from error
-    conversion = _Conversion(model, method, example, inspection, verification)
-    try:
-        return _run_steps_(conversion, generator)
+        conversion.refuse()
+        return conversion.run_(generator)
     except MethodError as refusal:
         reason = str(refusal).removesuffix("; use 'fixup' for this model")  # attempts show which methods convert it
-        raise ValueError(f"{reason}{_remedy(conversion, refusal.found_by)}") from refusal.__cause__
+        raise ValueError(f"{reason}{advise(conversion, refusal.found_by)}") from refusal.__cause__
 
 
 def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, example: Example) -> None:
@@ -140,27 +124,38 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
 
     Its weights are loaded later, so the result is not compared with the original.
     """
-    inspection = inspect_model(model, example, plan, ())
     layers = {record.name: model.get_submodule(record.name) for record in changes.removed}
-    inspection.standardized.update({n: plain_base(m) for n, m in layers.items() if isinstance(m, WEIGHT_LAYERS)})
+    standardized = {name: plain_base(layer) for name, layer in layers.items() if isinstance(layer, WEIGHT_LAYERS)}
+    inspection = replace(inspect_model(model, example, plan, ()), standardized=standardized)
     verification = Verification(model, example, inspection)
-    conversion = _Conversion(model, get(changes.method), example, inspection, verification)
-    added = {record.name: record for record in changes.added}
-    scalars = {place: start for place, start in conversion.placed.scalars.items() if ".".join(place) in added}
-    # With other weights, the example may reach other experts; the record knows the scalars of all.
-    calls, modules = inspection.flow.call_counts, dict(model.named_modules())
-    for path, record in added.items():
-        name, _, scalar = path.rpartition(".")
-        if record.value is not None and name in modules and not calls[name]:
-            scalars[name, cast(ScalarName, scalar)] = ScalarStart(record.value, record.learnable, record.kind)
-    obstacles = {text: remedy for text, remedy in conversion.placed.obstacles.items() if UNREACHED not in text}
-    conversion.placed = Placement(scalars, obstacles)  # all multipliers have their values already
-    _run_steps_(conversion, torch.Generator().manual_seed(0))
+    conversion = Conversion(model, get(changes.method), example, inspection, verification)
+    conversion.placement.repeat(changes.added)
+    conversion.refuse()
+    conversion.run_(torch.Generator().manual_seed(0))
+
+
+def _look(
+    model: nn.Module, method: Method, example: Example, plan: ResidualPlan | None, heads: Sequence[str]
+) -> Conversion:
+    """Step 1: inspect the model, and run it once to see its outputs and the modules of other libraries at work."""
+    inspection = inspect_model(model, example, plan, heads)
+    if plan is None:
+        require_signal(model, inspection.flow, inspection.plan, heads)
+    verification = Verification(model, example, inspection, heads)
+    try:
+        with probing(model) as probed:
+            verification.run_original()
+    except Exception as error:  # whatever the model's own code raises
+        raise ValueError(
+            f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
+            "pass an example that it accepts"
+        ) from error
+    return Conversion(model, method, example, inspection.with_probed(probed), verification)
 
 
 @dataclass
-class _Conversion:
-    """A conversion in progress.
+class Conversion:
+    """Steps 2 to 5 of a conversion by one method.
 
     Attributes:
         model: The model that is converted in place.
@@ -173,7 +168,7 @@ class _Conversion:
         notes: Notes on the changes.
         keeps_layers: Whether the method only replaces the normalizers, and leaves weights and sums as they are.
         values: The initial values of the method's scalars at each branch.
-        placed: The scalars to add, and the reasons why others have no place.
+        placement: The scalars to add, and the reasons why others have no place.
     """
 
     model: nn.Module
@@ -186,17 +181,12 @@ class _Conversion:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        inspection, plan, method = self.inspection, self.inspection.plan, self.method
+        inspection, method = self.inspection, self.method
         self.keeps_layers = method.norm is not None
-        self.values = [method.rule.at(branch.position) for branch in plan.branches]
-        self.placed = Placement({}, {})
+        self.values = [method.rule.at(branch.position) for branch in inspection.plan.branches]
+        self.placement = ScalarPlacement(self.model, inspection, method)
         if not self.keeps_layers:
-            self.placed = place_scalars(self.model, plan, method, self.values, inspection.flow, inspection.weightless)
-
-    def init_context(self, generator: torch.Generator | None) -> InitContext:
-        """The context of the method's initializer."""
-        example = self.example if isinstance(self.example, Tensor) else None
-        return InitContext(self.model, self.inspection.plan, generator, example)
+            self.placement.place(self.values, inspection.weightless)
 
     @property
     def starts_at_zero(self) -> bool:
@@ -204,197 +194,150 @@ class _Conversion:
         zeros = any(scalars.get("beta") == 0 for scalars in self.values)
         return zeros or getattr(self.method.initializer, "zero_last", False)
 
+    def run_(self, generator: torch.Generator | None) -> ResidualPlan:
+        """Convert the model, and return its plan with the changes. Any error leaves the model as it was."""
+        with restored_on_error(self.model) as before:
+            self._replace_(generator)
+            self._initialize_(generator)
+            self._check_(before)
+        changes = Changes(
+            method=self.method.spec,
+            removed=tuple(record for record in self.records if isinstance(record, Removed)),
+            added=tuple(record for record in self.records if isinstance(record, Added)),
+            scaled=tuple(record for record in self.records if isinstance(record, Rescaled)),
+            parameters_before=self.inspection.parameters,
+            parameters_after=sum(p.numel() for p in self.model.parameters()),
+            notes=(*self.inspection.notes(keeps_layers=self.keeps_layers), *self.notes),
+        )
+        plan = replace(self.inspection.plan, changes=changes)
+        remember_plan_(self.model, plan, self.verification.passes.small)
+        return plan
 
-def _run_steps_(conversion: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
-    """Run steps 2 to 5. Any error leaves the model as it was; an attempt that succeeds raises `AttemptSucceeded`."""
-    _refuse(conversion)
-    with restored_on_error(conversion.model) as as_before:
-        conversion.records += replace_layers_(conversion.model, conversion.inspection, conversion.method, generator)
-        conversion.records += add_scalars_(conversion.model, conversion.placed.scalars)
-        _initialize_(conversion, generator)
-        _check_(conversion, as_before)
-        if conversion.attempt is not None:
-            raise AttemptSucceeded
-    changes = Changes(
-        method=conversion.method.spec,
-        removed=tuple(record for record in conversion.records if isinstance(record, Removed)),
-        added=tuple(record for record in conversion.records if isinstance(record, Added)),
-        scaled=tuple(record for record in conversion.records if isinstance(record, Rescaled)),
-        parameters_before=conversion.inspection.parameters,
-        parameters_after=sum(p.numel() for p in conversion.model.parameters()),
-        notes=(*conversion.inspection.notes(keeps_layers=conversion.keeps_layers), *conversion.notes),
-    )
-    plan = replace(conversion.inspection.plan, changes=changes)
-    remember_plan_(conversion.model, plan, conversion.verification.passes.small)
-    return plan
+    def succeeds(self) -> bool:
+        """Whether the conversion succeeds; the model is as it was afterwards."""
+        before = ModelSnapshot(self.model)
+        generator = torch.Generator().manual_seed(0)
+        try:
+            self._replace_(generator)
+            self._initialize_(generator)
+            self._check_(before)
+        except Exception:  # whatever the model's own code raises
+            return False
+        finally:
+            before.restore_()
+        return True
 
-
-def _refuse(conversion: _Conversion) -> None:
-    """Raise an error with every reason that rules find against the conversion."""
-    model, method, inspection = conversion.model, conversion.method, conversion.inspection
-    compared = conversion.verification.original_ran
-    for name, module in model.named_modules():
-        if scalars_of(module):
-            raise ValueError(
-                f"expected a model that was not converted yet, got one with scalars at {quoted(name)}; convert the "
-                "original, or write new weights by initialize_"
+    def refuse(self) -> None:
+        """Step 2: raise an error with every reason that rules find against the conversion."""
+        model, method, inspection = self.model, self.method, self.inspection
+        for name, module in model.named_modules():
+            if scalars_of(module):
+                raise ValueError(
+                    f"expected a model that was not converted yet, got one with scalars at {quoted(name)}; convert the "
+                    "original, or write new weights by initialize_"
+                )
+        needs_sums = method.weight_kind == "plain" and not {"none", "dense"} & set(method.skips)
+        if not inspection.plan.branches and not self.keeps_layers and needs_sums:
+            raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
+        obstacles = inspection.obstacles(model)
+        refusal = ValueError if obstacles else MethodError  # obstacles of the inspection are the same for all methods
+        if obstacles := obstacles | self._obstacles():
+            reasons = grouped(obstacles)
+            more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
+            remedies = ", or ".join(filter(None, dict.fromkeys(obstacles.values())))
+            raise refusal(
+                f"{type(model).__name__} cannot be converted by '{method.name}': "
+                f"{'; '.join(reasons[:MOST_REASONS])}{more}{'; ' if remedies else ''}{remedies}"
             )
-    needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
-    if not inspection.plan.branches and not conversion.keeps_layers and needs_sums:
-        raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
-    obstacles = inspection.obstacles(model)
-    error = ValueError if obstacles else MethodError  # the obstacles of the inspection are the same for all methods
-    if conversion.keeps_layers:
-        unclear = [name for name in inspection.norms if channels_of(model.get_submodule(name)) is None]
-        obstacles |= {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
-    else:
-        obstacles |= conversion.placed.obstacles
-        kind = f"a {method.weight.replace('_', ' ')} layer"
-        obstacles |= {
+        try:
+            check_example(self._init_context(None), method)
+        except ValueError as error:  # the method sets its weights from data; the example or a layer does not suit it
+            raise MethodError(str(error)) from error
+
+    def _obstacles(self) -> dict[str, str]:
+        """The reasons why this method cannot convert the model, each with a remedy."""
+        model, method, inspection = self.model, self.method, self.inspection
+        if self.keeps_layers:
+            unclear = [name for name in inspection.norms if channels_of(model.get_submodule(name)) is None]
+            return {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
+        if not self.verification.original_ran:
+            return self.placement.obstacles
+        kind = f"a {method.weight_kind.replace('_', ' ')} layer"
+        reparametrized = {
             f"'{path}' cannot become {kind}: {reason}": ""
             for path, reason in layers_not_reparametrizable(model, inspection.plan, method, inspection.flow).items()
-            if path.removesuffix(".weight") not in inspection.standardized and compared
+            if path.removesuffix(".weight") not in inspection.standardized
         }
-        if compared:
-            obstacles |= {**frozen_layers(model, inspection.plan), **fixed_weights(model, inspection.plan)}
-    if obstacles:
-        reasons = grouped(obstacles)
-        more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
-        remedies = ", or ".join(filter(None, dict.fromkeys(obstacles.values())))
-        raise error(
-            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons[:MOST_REASONS])}{more}"
-            f"{'; ' if remedies else ''}{remedies}"
-        )
-    try:
-        check_example(conversion.init_context(None), method)
-    except ValueError as error:  # the method sets its weights from data, and cannot use the example or measure a layer
-        raise MethodError(str(error)) from error
+        unsettable = frozen_layers(model, inspection.plan) | fixed_weights(model, inspection.plan)
+        return self.placement.obstacles | reparametrized | unsettable
 
+    def _init_context(self, generator: torch.Generator | None) -> InitContext:
+        """The context of the method's initializer."""
+        example = self.example if isinstance(self.example, Tensor) else None
+        return InitContext(self.model, self.inspection.plan, generator, example)
 
-@torch.no_grad()
-def _initialize_(conversion: _Conversion, generator: torch.Generator | None) -> None:
-    """Set biases to 0 and weights by the method; the scalars have their values already."""
-    if conversion.keeps_layers:
-        return
-    ctx = conversion.init_context(generator)
-    try:
-        ctx.zero_biases_()
-        if conversion.method.needs_example:
-            conversion.verification.passes.spent += 1
-        conversion.method.initializer(ctx)
-        if shared := [] if conversion.starts_at_zero else divide_shared_ends_(ctx.model, ctx.plan):
-            conversion.records += shared
-            names = [record.name for record in shared]
-            conversion.notes.append(f"divided by the root of the number of sums that use it: {listed(names)}")
-    except ValueError as error:  # the method's own message
-        raise MethodError(str(error)) from error
-    except Exception as error:
-        raise model_failed_error(conversion.model, error) from error
+    def _replace_(self, generator: torch.Generator | None) -> None:
+        """Step 3: remove the normalizers, reparametrize weights, add scalars."""
+        self.records += replace_layers_(self.model, self.inspection, self.method, generator)
+        self.records += self.placement.add_(self.model)
 
-
-def _check_(conversion: _Conversion, as_before: Callable[[], AbstractContextManager[None]]) -> None:
-    """Run the converted model, rescale the layers outside the branches on the way, and compare it with the original.
-
-    Inside `as_before()` the model is the original.
-    """
-    model, inspection, verification = conversion.model, conversion.inspection, conversion.verification
-    remaining = [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]
-    if remaining:
-        raise ValueError(f"expected a model without normalization, got {', '.join(remaining)} after the conversion")
-    if conversion.attempt == "forward" and conversion.keeps_layers:  # such a method rescales nothing
-        verification.compare(None, conversion.method, conversion.values, as_before, attempt="forward")
-        return
-    layers = bool(inspection.norms) and not conversion.keeps_layers and not conversion.method.needs_example
-    weightless = conversion.placed.weightless
-    with rescaling_(
-        model, inspection.plan, weightless, layers=layers, rectified=inspection.rectified, experts=inspection.experts
-    ) as scales:
-        out = verification.passes.run(conversion.example)
-    conversion.records = [*map(scales.with_value, conversion.records), *scales.rescaled]
-    conversion.notes += scales.notes()
-    # In this run the outputs of layers were rescaled. The rescaled weights did not run yet, so check them, too.
-    if not all(t.isfinite().all() for t in floats_of((out, scales.parameters(model)))):
-        verification.require_usable()
-        raise MethodError(
-            f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity, "
-            f"from {verification.passes.first_module(lambda t: not t.isfinite().all())} on",
-            found_by="forward",
-        )
-    if not verification.original_ran:
-        return
-    changed = {record.name for record in conversion.records if isinstance(record, Rescaled)}
-    changed |= {f"{layer.name}.bias" for layer in inspection.plan.layers() if not conversion.keeps_layers}
-    if frozen := [name for name, p in model.named_parameters() if name in changed and not p.requires_grad]:
-        conversion.notes.append(f"frozen, but scaled, drawn or set to zero: {listed(frozen)}")
-    halves = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
-    for kind in sorted(halves, key=str):
-        conversion.notes.append(
-            f"parameters are of type {kind}, in which numbers near 1, such as multipliers and gains, do not move by "
-            f"less than {torch.finfo(kind).eps / 2:.1g}; train float32 parameters under torch.autocast"
-        )
-    conversion.notes += verification.compare(
-        out, conversion.method, conversion.values, as_before, attempt=conversion.attempt, growing=scales.growth()
-    )
-
-
-def _remedy(conversion: _Conversion, found_by: FoundBy) -> str:
-    """Advice on a refused model: standardize the data, or use one of the methods that convert the model.
-
-    Each method that the rules allow is tried, until the limit of passes is reached. An attempt repeats the passes that
-    found the obstacle, or runs a forward pass only if the obstacle cannot occur with this method:
-    - Rules found the obstacle, and they allow this method.
-    - The obstacle is zeros that stay zero, and this method sets nothing to zero.
-    - The refused method keeps the original weights, and this method draws new ones.
-    In these cases a method is recommended even if the limit or the size of the model leaves no pass for it. There are
-    two exceptions: rules do not know the scale of the original weights, so a method that keeps them must be tried; and
-    data of an unusual size may be an obstacle to any method. Such a method is listed as not tried.
-    """
-    inspection = conversion.inspection
-    if remedy := inspection.data_scale_remedy():
-        return f"; {remedy}"
-    passes, example = conversion.verification.passes, conversion.verification.passes.small
-    attempts: dict[str, tuple[bool, int, _Conversion]] = {}  # whether it needs no attempt, and the cost
-    for name in _SUGGESTED_METHODS:
-        method = get(name)
-        from_data = not inspection.plan.branches and isinstance(example, Tensor)  # lsuv lets deep sums explode
-        if method.name == conversion.method.name or (method.needs_example and not from_data):
-            continue
-        other = replace(conversion, method=method, example=example, records=[], notes=[])
+    @torch.no_grad()
+    def _initialize_(self, generator: torch.Generator | None) -> None:
+        """Step 4: set biases to 0 and weights by the method; the scalars have their values already."""
+        if self.keeps_layers:
+            return
+        ctx = self._init_context(generator)
         try:
-            _refuse(other)
-        except ValueError:
-            continue
-        avoids = conversion.keeps_layers or found_by == "rules" or (found_by == "zeros" and not other.starts_at_zero)
-        other.attempt = "forward" if avoids else found_by
-        trusted = avoids and not other.keeps_layers and inspection.has_usual_data
-        attempts[name] = trusted, _COSTS[other.attempt] + method.needs_example, other
-    usable: list[str] = []
-    untried: list[str] = []
-    for name, (trusted, cost, other) in sorted(attempts.items(), key=lambda item: item[1][:2]):
-        limit = _MOST_PARAMETERS_TO_CONFIRM if trusted else _MOST_PARAMETERS_TO_TRY
-        if inspection.parameters > limit or not passes.allows(cost):
-            (usable if trusted else untried).append(name)
-        elif _converts(other):
-            usable.append(name)
-    usable, untried = ([name for name in _SUGGESTED_METHODS if name in found] for found in (usable, untried))
-    if not usable and not untried:
-        others = [name for name in _SUGGESTED_METHODS if get(name).name != conversion.method.name]
-        return f"; none of the other methods converts it ({_join(others, 'and')})"
-    remedy = f"; use {_join(usable, 'or')}" if usable else ""
-    were = "was" if len(untried) == 1 else "were"
-    return f"{remedy}; {_join(untried, 'and')} {were} not tried" if untried else remedy
+            ctx.zero_biases_()
+            if self.method.needs_example:
+                self.verification.passes.spent += 1
+            self.method.initializer(ctx)
+            if shared := [] if self.starts_at_zero else divide_shared_ends_(ctx.model, ctx.plan):
+                self.records += shared
+                names = [record.name for record in shared]
+                self.notes.append(f"divided by the root of the number of sums that use it: {listed(names)}")
+        except ValueError as error:  # the method's own message
+            raise MethodError(str(error)) from error
+        except Exception as error:
+            raise model_failed_error(self.model, error) from error
 
+    def _check_(self, before: ModelSnapshot) -> None:
+        """Step 5: run the converted model, rescale the layers outside the branches on the way, and compare it."""
+        model, inspection, verification = self.model, self.inspection, self.verification
+        if remaining := [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]:
+            raise ValueError(f"expected a model without normalization, got {', '.join(remaining)} after the conversion")
+        if self.attempt == "forward" and self.keeps_layers:  # such a method rescales nothing
+            verification.compare(None, self.method, self.values, before, attempt="forward")
+            return
+        layers = bool(inspection.norms) and not self.keeps_layers and not self.method.needs_example
+        with rescaling_(model, inspection, self.placement.weightless, layers=layers) as scales:
+            out = verification.passes.run(self.example)
+        self.records = [*map(scales.with_value, self.records), *scales.rescaled]
+        self.notes += scales.notes()
+        # In this run the outputs of layers were rescaled. The rescaled weights did not run yet, so check them, too.
+        if not all(t.isfinite().all() for t in floats_of((out, scales.parameters(model)))):
+            verification.require_usable()
+            raise MethodError(
+                f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity, "
+                f"from {verification.passes.first_module(lambda t: not t.isfinite().all())} on",
+                found_by="forward",
+            )
+        if verification.original_ran:
+            self._note_parameters()
+            self.notes += verification.compare(
+                out, self.method, self.values, before, attempt=self.attempt, growing=scales.growth()
+            )
 
-def _join(names: Sequence[str], word: str) -> str:
-    """Names in a sentence: `'a', 'b' or 'c'`."""
-    *first, last = map(quoted, names)
-    return f"{', '.join(first)} {word} {last}" if first else last
-
-
-def _converts(attempt: _Conversion) -> bool:
-    """Whether an attempt succeeds; it leaves the model as it was."""
-    try:
-        _run_steps_(attempt, torch.Generator().manual_seed(0))
-    except Exception as end:  # or whatever the model's own code raises
-        return isinstance(end, AttemptSucceeded)
-    return False
+    def _note_parameters(self) -> None:
+        """Note frozen parameters that were changed, and parameters of low precision."""
+        parameters = dict(self.model.named_parameters())
+        changed = {record.name for record in self.records if isinstance(record, Rescaled)}
+        changed |= {f"{layer.name}.bias" for layer in self.inspection.plan.layers() if not self.keeps_layers}
+        if frozen := [name for name, p in parameters.items() if name in changed and not p.requires_grad]:
+            self.notes.append(f"frozen, but scaled, drawn or set to zero: {listed(frozen)}")
+        halves = {p.dtype for p in parameters.values() if p.requires_grad} & {torch.bfloat16, torch.float16}
+        for kind in sorted(halves, key=str):
+            self.notes.append(
+                f"parameters are of type {kind}, in which numbers near 1, such as multipliers and gains, do not move "
+                f"by less than {torch.finfo(kind).eps / 2:.1g}; train float32 parameters under torch.autocast"
+            )

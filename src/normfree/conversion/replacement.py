@@ -1,24 +1,21 @@
-"""Remove the normalizers, reparametrize weights, and give embeddings, tokens and layer scales the scale they need."""
+"""Replace layers: remove the normalizers, or put dynamic tanh in their place, and reparametrize weights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Added, Record, Removed, Rescaled
-from normfree.conversion.forward_passes import AttemptSucceeded
-from normfree.conversion.inspection import Inspection
-from normfree.conversion.message_text import listed
-from normfree.graph.flow import Flow
+from normfree.conversion.changes import Added, Record, Removed
+from normfree.conversion.inspection import Inspection, NormUse
+from normfree.conversion.rescaling import draw_tokens_, reset_layer_scales_, scale_embeddings_
+from normfree.errors import listed
 from normfree.methods import Method
-from normfree.nn.model_state import preserve_model_state, restored_on_error, substitute_tensors
+from normfree.nn.model_state import ModelSnapshot, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import FUSED, DynamicTanh
-from normfree.nn.scalars import add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, reparametrize_, set_weight_
 from normfree.plan import Layer, ResidualPlan
 
@@ -27,17 +24,18 @@ def replace_layers_(
     model: nn.Module, inspection: Inspection, method: Method, generator: torch.Generator | None
 ) -> list[Record]:
     """Remove the normalizers and give the model the method's layers. Returns a record of each change."""
-    layers, hidden = list(inspection.plan.layers()), list(inspection.plan.hidden())
-    alpha = method.options.get("alpha") if method.norm == "tanh" else None
+    plan, flow = inspection.plan, inspection.flow
+    layers, hidden = list(plan.layers()), list(plan.hidden())
+    alpha = method.options.get("alpha", 0.5) if method.norm == "tanh" else None
     records: list[Record] = []
     records += remove_norms_(model, inspection, tanh=float(alpha) if isinstance(alpha, float | int) else None)
     if inspection.norms:
-        records += scale_embeddings_(model, inspection.plan, layers, inspection.flow.call_counts)
-        records += draw_tokens_(model, learned_tokens(model, inspection.plan, inspection.flow), generator)
+        records += scale_embeddings_(model, plan, layers, flow.call_counts)
+        records += draw_tokens_(model, plan, flow, generator)
     if method.norm is None:
         records += make_plain_(model, inspection.standardized)
         records += reparametrize_layers_(model, hidden, method)
-        records += reset_layer_scales_(model, inspection.plan)
+        records += reset_layer_scales_(model, plan)
     return records
 
 
@@ -121,31 +119,25 @@ def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | Non
 
     Also sets `inplace=False` on every module: its input is now the residual stream.
     """
-    names = {id(model.get_submodule(name)): name for name in inspection.norms}
-    replacements: dict[int, nn.Module] = {}
-    removed: dict[int, Removed] = {}
-    for parent in list(model.modules()):
-        for key, child in list(parent._modules.items()):
-            if child is None or id(child) not in names:
-                continue
-            if id(child) not in replacements:
-                name = names[id(child)]
-                new = _replacement(
-                    child,
-                    tanh=tanh,
-                    shape=inspection.norm_shapes.get(name),
-                    keep_weight=name in inspection.tensors_read,
-                    copied=name in inspection.overwritten,
-                )
-                replacements[id(child)] = new
-                removed[id(child)] = Removed(name, type(child).__name__, _classes(new))
-            parent._modules[key] = replacements[id(child)]
+    norms = {name: model.get_submodule(name) for name in inspection.norms}
+    new = {name: _replacement(norm, inspection.norms[name], tanh=tanh) for name, norm in norms.items()}
+    replace_modules_(model, {norm: new[name] for name, norm in norms.items()})
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010  (no type declares the attribute)
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # else inference would run one kernel with layer norm inside
-    return [removed[key] for key in names if key in removed]
+    return [Removed(name, type(norm).__name__, _classes(new[name])) for name, norm in norms.items()]
+
+
+def replace_modules_(model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> None:
+    """Replace modules everywhere in a model; a new one takes the mode of the old one."""
+    for old, new in swaps.items():
+        new.train(old.training)
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and child in swaps:
+                parent._modules[name] = swaps[child]
 
 
 def frozen_layers(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
@@ -171,12 +163,13 @@ def fixed_weights(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
 
 
 def _can_be_set(module: nn.Module, parameter: str) -> bool:
-    with suppress(AttemptSucceeded), restored_on_error(module):
-        try:
-            set_weight_(module, 2 * getattr(module, parameter).detach(), parameter)
-        except ValueError:
-            return False
-        raise AttemptSucceeded
+    before = ModelSnapshot(module)
+    try:
+        set_weight_(module, 2 * getattr(module, parameter).detach(), parameter)
+    except ValueError:
+        return False
+    finally:
+        before.restore_()
     return True
 
 
@@ -193,29 +186,25 @@ def make_plain_(model: nn.Module, standardized: Mapping[str, type[nn.Module] | N
     return removed
 
 
-def _replacement(
-    norm: nn.Module, *, tanh: float | None, shape: Sequence[int] | None, keep_weight: bool, copied: bool
-) -> nn.Module:
+def _replacement(norm: nn.Module, use: NormUse, *, tanh: float | None) -> nn.Module:
     """The module that takes the place of a normalizer: dynamic tanh or nothing, then its fused activation.
 
-    `shape` is that of the signal; `keep_weight` leaves an attribute `weight` to read; `copied` returns a copy that may
-    be written to.
+    Code that reads the weight finds one, and code that writes into the output gets a copy.
     """
     parts: list[nn.Module] = []
     if tanh is not None:
-        size, dim = channels_of(norm, shape) or (1, -1)
+        size, dim = channels_of(norm, use.shape) or (1, -1)
         held = [t for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()]
         parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(held[0] if held else torch.empty(0)))
         learned = [p.requires_grad for p in norm.parameters()]
         parts[0].requires_grad_(any(learned) or not learned)  # a frozen normalizer becomes a frozen one
-    elif keep_weight:
+    elif use.tensor_read:
         parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
-    elif copied:
+    elif use.overwritten:
         parts.append(Copied())
     fused = [getattr(norm, name, None) for name in FUSED]
     parts += [part for part in fused if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
-    out = nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else nn.Identity()
-    return out.train(norm.training)
+    return nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else nn.Identity()
 
 
 def _classes(module: nn.Module) -> str:
@@ -225,98 +214,15 @@ def _classes(module: nn.Module) -> str:
     return ", ".join(type(m).__name__ for m in (module if isinstance(module, nn.Sequential) else [module]))
 
 
-@torch.no_grad()
-def reset_layer_scales_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
-    """Set layer scales (ConvNeXt's and CaiT's factor per channel, initially 1e-6) to 1, since β is the scale now."""
-    rescaled = []
-    for name in dict.fromkeys(name for branch in plan.branches for name in branch.scales):
-        parameter = model.get_parameter(name)
-        before = parameter.mean().item()
-        parameter.fill_(1.0)
-        if before != 1.0:
-            rescaled.append(Rescaled(name, 1 / before if before else 0.0))
-    return rescaled
-
-
-@torch.no_grad()
-def scale_embeddings_(
-    model: nn.Module, plan: ResidualPlan, layers: Iterable[Layer], called: Container[str]
-) -> list[Rescaled | Added]:
-    """Scale the embeddings that start the residual stream to unit variance, which a normalizer did until now.
-
-    Embeddings with the same parent are added, so their sum has unit variance. The weight itself is scaled, or the
-    output of the embedding if one of the `layers` of the plan shares the weight.
-    """
-    modules = dict(model.named_modules())
-    width = _width(modules, plan)
-    groups: dict[str, list[tuple[str, nn.Embedding]]] = {}
-    for name, module in modules.items():
-        if isinstance(module, nn.Embedding) and name in called and module.embedding_dim == width:
-            groups.setdefault(name.rpartition(".")[0], []).append((name, module))
-    tied = {id(getattr(modules[layer.name], layer.parameter)) for layer in layers}
-    records: list[Rescaled | Added] = []
-    done: set[int] = set()
-    for group in groups.values():
-        power = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group)
-        if not power or 0.7 < (factor := power**-0.5) < 1.4:
-            continue
-        for name, embedding in group:
-            if id(embedding.weight) in tied:
-                add_scalar_(embedding, "beta", factor, learnable=False)
-                records.append(Added(f"{name}.beta", "multiplier of an embedding", factor, False))
-            elif id(embedding.weight) not in done:
-                embedding.weight.mul_(factor)
-                records.append(Rescaled(f"{name}.weight", factor))
-            done.add(id(embedding.weight))
-    return records
-
-
-def _scale(embedding: nn.Embedding) -> float:
-    """The factor by which an embedding multiplies its rows: `embed_scale`, 1 if it has none."""
-    return float(getattr(embedding, "embed_scale", 1.0) or 1.0)
-
-
-def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
-    """The number of channels at the start of the residual stream."""
-    for branch in plan.branches[:1]:
-        for layer in branch.entries[:1]:
-            weight = getattr(modules[layer.name], layer.parameter)
-            assert isinstance(weight, Tensor)
-            return weight.shape[0 if layer.transposed else 1]
-    return -1
-
-
-def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Flow) -> list[str]:
-    """The names of the learned tokens: parameters that are concatenated to the sequence, or that a layer reads."""
-    width = _width(dict(model.named_modules()), plan)
-    parameters = dict(model.named_parameters())
-    joined = [name for name in plan.aside if name in parameters and "joined" in flow.weights.uses[name]]
-    return [name for name in joined if parameters[name].dim() >= 2 and parameters[name].shape[-1] == width]
-
-
-@torch.no_grad()
-def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Generator | None) -> list[Rescaled]:
-    """Draw learned tokens from N(0, 1): libraries initialize them near 0 and leave the scale to a normalizer."""
-    parameters = dict(model.named_parameters())
-    rescaled = []
-    for name in names:
-        token = parameters[name]
-        before = token.square().mean().sqrt().item()
-        draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
-        token.copy_(draw.normal_(generator=generator))
-        rescaled.append(Rescaled(name, 1 / before if before else 0.0))
-    return rescaled
-
-
 def reparametrize_layers_(model: nn.Module, hidden: Iterable[Layer], method: Method) -> list[Added]:
     """Give every hidden layer the method's kind of weight, and a bias if the method's layers have one."""
     modules = dict(model.named_modules())
     added = []
     for layer in {(layer.name, layer.parameter): layer for layer in hidden}.values():
         module = modules[layer.name]
-        if method.weight != "plain":
-            reparametrize_(module, method.weight, transposed=layer.transposed)
-            added.append(Added(layer.name, f"{method.weight.replace('_', ' ')} layer"))
+        if method.weight_kind != "plain":
+            reparametrize_(module, method.weight_kind, transposed=layer.transposed)
+            added.append(Added(layer.name, f"{method.weight_kind.replace('_', ' ')} layer"))
         if method.layer_bias and isinstance(module, WEIGHT_LAYERS) and module.bias is None:
             module.bias = nn.Parameter(module.weight.new_zeros(module.weight.shape[0]))
             added.append(Added(layer.name, "bias per channel"))

@@ -1,38 +1,31 @@
-"""Keep the scale of the signal without normalizers: rescale layers outside the branches, and weightless branches."""
+"""Keep the scale of the signal without normalizers.
+
+Embeddings, learned tokens and layer scales are rescaled when the normalizers are removed; layers outside the branches
+and weightless branches while the converted model runs for the first time (`rescaling_`).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Record, Rescaled
-from normfree.conversion.message_text import listed
+from normfree.conversion.inspection import Inspection
+from normfree.errors import listed
+from normfree.graph.discovery import WeightlessBranch
 from normfree.graph.experts import same_in_others
+from normfree.graph.flow import Flow
 from normfree.graph.observer import FunctionCall, Observer, operands_of
+from normfree.nn.model_state import hooked
+from normfree.nn.scalars import add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
-
-
-class WeightlessSum(NamedTuple):
-    """The sum x + f(x) of a weightless branch f, such as pooling, with the residual stream x.
-
-    Attributes:
-        home: The module whose forward pass adds.
-        addition: The number of the addition in it.
-        branch_first: Whether f(x) is the first operand.
-        holder: The module whose multiplier scales f(x) alone; None if there is none.
-    """
-
-    home: str
-    addition: int
-    branch_first: bool
-    holder: str | None
 
 
 @dataclass
@@ -86,32 +79,33 @@ class _WeightlessScaling(Observer):
     A sum whose branch has no multiplier is noted if it makes the signal larger by more than a fifth.
     """
 
-    def __init__(self, model: nn.Module, sums: Sequence[WeightlessSum], found: Rescaling) -> None:
+    def __init__(self, model: nn.Module, branches: Sequence[WeightlessBranch], found: Rescaling) -> None:
         super().__init__()
         self._model = model
         self._found = found
-        self._sums = {(found.home, found.addition): found for found in sums}
-        self.homes = {found.home for found in sums}
+        self._branches = {(branch.addition.home, branch.addition.ordinal): branch for branch in branches}
+        self.homes = {home for home, _ in self._branches}
 
     @torch.no_grad()
     def on_function(self, call: FunctionCall) -> Any:
         """Scale the branch if the function is one of the sums."""
-        found = self._sums.get((self.home, call.addition))
-        if found is None:
+        branch = self._branches.get((self.home, call.addition))
+        if branch is None:
             return call.run()
         first, second = operands_of(call.args, call.kwargs)
-        branch, stream = (first, second) if found.branch_first else (second, first)
+        branch_first = branch.addition.first_operand is branch.end
+        output, stream = (first, second) if branch_first else (second, first)
         size = _rms(stream) or 1.0
-        ratio = _rms(branch) / size
-        if found.holder is None:
+        ratio = _rms(output) / size
+        if branch.holder is None:
             out = call.run()
             if _rms(out) > 1.2 * size:
-                self._found.growing.append(found.home)
+                self._found.growing.append(self.home)
             return out
-        name, value = f"{found.holder}.beta", min(1.0, 1 / (len(self._sums) * max(ratio, 1e-12)))
+        name, value = f"{branch.holder}.beta", min(1.0, 1 / (len(self._branches) * max(ratio, 1e-12)))
         self._found.multipliers[name] = value
         self._model.get_parameter(name).fill_(value)
-        scaled = (first * value, second) if found.branch_first else (first, second * value)
+        scaled = (first * value, second) if branch_first else (first, second * value)
         return call.function(*scaled, **{key: v for key, v in call.kwargs.items() if key not in ("input", "other")})
 
 
@@ -135,20 +129,91 @@ def divide_shared_ends_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
     n branches with weights of their own add up like random numbers: their sum is √n times as large as one of them. With
     one weight they add up like one number, n times as large.
     """
-    uses = Counter(layer for branch in plan.branches for layer in dict.fromkeys(branch.ends) if not layer.tied)
+    uses = Counter(layer for branch in plan.branches for layer in dict.fromkeys(branch.last_layers) if not layer.tied)
     modules = dict(model.named_modules())
     return [_divide_(modules[layer.name], layer, n**0.5) for layer, n in uses.items() if n > 1]
 
 
+@torch.no_grad()
+def reset_layer_scales_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
+    """Set layer scales (ConvNeXt's and CaiT's factor per channel, initially 1e-6) to 1, since β is the scale now."""
+    rescaled = []
+    for name in dict.fromkeys(name for branch in plan.branches for name in branch.layer_scales):
+        parameter = model.get_parameter(name)
+        before = parameter.mean().item()
+        parameter.fill_(1.0)
+        if before != 1.0:
+            rescaled.append(Rescaled(name, 1 / before if before else 0.0))
+    return rescaled
+
+
+@torch.no_grad()
+def scale_embeddings_(
+    model: nn.Module, plan: ResidualPlan, layers: Iterable[Layer], called: Container[str]
+) -> list[Rescaled | Added]:
+    """Scale the embeddings that start the residual stream to unit variance, which a normalizer did until now.
+
+    Embeddings with the same parent are added, so their sum has unit variance. The weight itself is scaled, or the
+    output of the embedding if one of the `layers` of the plan shares the weight.
+    """
+    modules = dict(model.named_modules())
+    width = _width(modules, plan)
+    groups: dict[str, list[tuple[str, nn.Embedding]]] = {}
+    for name, module in modules.items():
+        if isinstance(module, nn.Embedding) and name in called and module.embedding_dim == width:
+            groups.setdefault(name.rpartition(".")[0], []).append((name, module))
+    tied = {id(getattr(modules[layer.name], layer.parameter)) for layer in layers}
+    records: list[Rescaled | Added] = []
+    done: set[int] = set()
+    for group in groups.values():
+        scales = [float(getattr(e, "embed_scale", 1.0) or 1.0) for _, e in group]  # which multiply the rows
+        power = sum(e.weight.square().mean().item() * s**2 for (_, e), s in zip(group, scales, strict=True))
+        if not power or 0.7 < (factor := power**-0.5) < 1.4:
+            continue
+        for name, embedding in group:
+            if id(embedding.weight) in tied:
+                add_scalar_(embedding, "beta", factor, learnable=False)
+                records.append(Added(f"{name}.beta", "multiplier of an embedding", factor, False))
+            elif id(embedding.weight) not in done:
+                embedding.weight.mul_(factor)
+                records.append(Rescaled(f"{name}.weight", factor))
+            done.add(id(embedding.weight))
+    return records
+
+
+def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
+    """The number of channels at the start of the residual stream."""
+    for branch in plan.branches[:1]:
+        for layer in branch.first_layers[:1]:
+            weight = getattr(modules[layer.name], layer.parameter)
+            assert isinstance(weight, Tensor)
+            return weight.shape[0 if layer.transposed else 1]
+    return -1
+
+
+@torch.no_grad()
+def draw_tokens_(model: nn.Module, plan: ResidualPlan, flow: Flow, generator: torch.Generator | None) -> list[Rescaled]:
+    """Draw learned tokens from N(0, 1): libraries initialize them near 0 and leave the scale to a normalizer.
+
+    Learned tokens are parameters that are concatenated to the sequence, or that a layer reads.
+    """
+    width = _width(dict(model.named_modules()), plan)
+    rescaled = []
+    for name in plan.other_parameters:
+        token = dict(model.named_parameters()).get(name)
+        joined = token is not None and "joined" in flow.weights.uses[name]
+        if token is None or not joined or token.dim() < 2 or token.shape[-1] != width:
+            continue
+        before = token.square().mean().sqrt().item()
+        draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
+        token.copy_(draw.normal_(generator=generator))
+        rescaled.append(Rescaled(name, 1 / before if before else 0.0))
+    return rescaled
+
+
 @contextmanager
 def rescaling_(
-    model: nn.Module,
-    plan: ResidualPlan,
-    weightless: Sequence[WeightlessSum],
-    *,
-    layers: bool,
-    rectified: Container[str] = (),
-    experts: Sequence[Sequence[str]] = (),
+    model: nn.Module, inspection: Inspection, weightless: Sequence[WeightlessBranch], *, layers: bool
 ) -> Iterator[Rescaling]:
     """Scale weightless branches, and with `layers` the layers outside the branches, while the model runs inside.
 
@@ -165,11 +230,11 @@ def rescaling_(
 
     An expert that gets no samples is scaled by the average divisor of the others in its group.
 
-    `rectified` names the layers whose outputs a ReLU reads. If such a layer belongs to a gate and all its outputs are
-    negative, its weight is negated, which is an equally likely draw. Otherwise the gate would be off for all samples
-    for good, because its pooled inputs hardly vary.
+    If a ReLU reads the outputs of a layer that belongs to a gate, and all these outputs are negative, its weight is
+    negated, which is an equally likely draw. Otherwise the gate would be off for all samples for good, because its
+    pooled inputs hardly vary.
     """
-    modules = dict(model.named_modules())
+    plan, modules = inspection.plan, dict(model.named_modules())
     done: dict[str, float] = {}
     found = Rescaling()
 
@@ -185,7 +250,7 @@ def rescaling_(
             std: float = out.std(unbiased=False).item()
             if not 1e-12 < std < 1e12:
                 return None
-            std *= float(layer.share**0.5)  # parallel layers share the variance of their sum
+            std *= float(layer.parallel_paths**0.5)  # parallel layers share the variance of their sum
             std *= max(len(plan.branches), 1) ** 0.5 if layer.modulates else 1.0
             divide(module, layer, std)
             return out / std  # the layers that follow read the signal at its new scale already
@@ -199,26 +264,23 @@ def rescaling_(
         module.weight.neg_()  # type: ignore[operator]
         return -out
 
-    merging = [layer for branch in plan.branches if branch.merges for layer in branch.layers]
+    inside = [layer for branch in plan.branches for layer in branch.layers]
+    merging = [layer for branch in plan.branches if branch.merges_signals for layer in branch.layers]
     candidates = (*plan.stem[1:], *plan.body, *merging) if layers else ()
     outside = [layer for layer in candidates if not layer.tied and not layer.gate]
     own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
     found.skipped = [layer.path for layer in outside if layer not in own]
-    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in own]
-    inside = [layer for branch in plan.branches for layer in branch.layers]
-    gates = [layer for layer in (*plan.stem, *plan.body, *inside) if layers and layer.gate and layer.name in rectified]
-    for name in dict.fromkeys(gate.name for gate in gates if _is_whole_module(gate, modules[gate.name])):
-        if not is_computed(modules[name]):
-            handles.append(modules[name].register_forward_hook(revive))
-    try:
-        with _WeightlessScaling(model, weightless, found).following(modules) if weightless else nullcontext():
-            yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    gates = [layer for layer in (*plan.stem, *plan.body, *inside) if layers and layer.gate]
+    gates = [gate for gate in gates if gate.name in inspection.rectified and not is_computed(modules[gate.name])]
+    with (
+        hooked({modules[layer.name]: hook(layer) for layer in reversed(own)}),  # the first of a name counts
+        hooked({modules[gate.name]: revive for gate in gates if _is_whole_module(gate, modules[gate.name])}),
+        _WeightlessScaling(model, weightless, found).following(modules) if weightless else nullcontext(),
+    ):
+        yield found
     with torch.no_grad():
         for layer in own:
-            beside = [done[name] for name in same_in_others(layer.path, experts) if name in done]
+            beside = [done[name] for name in same_in_others(layer.path, inspection.experts) if name in done]
             if beside and layer.path not in done:
                 divide(modules[layer.name], layer, sum(beside) / len(beside))
 

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Changes, Folding
+from normfree.conversion.changes import Changes, Folding, explained_plan_errors, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import Example, repeat_conversion_
-from normfree.conversion.plan_json import explained_plan_errors, plan_from_json
-from normfree.methods.earlier_releases import FIRST_RELEASE, as_of
+from normfree.methods.method_registry import FIRST_RELEASE, as_of
 from normfree.models.third_party import create_model, require_trusted, transformers_model
 from normfree.models.weight_files import SizeLimit, load_weights
 from normfree.nn.model_state import small_copy

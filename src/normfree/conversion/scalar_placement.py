@@ -11,20 +11,20 @@ A fixed a is taken out of the bracket, a·h + β·f = a·(h + (β/a)·f), so tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import nn
 
 from normfree.conversion.changes import Added
-from normfree.conversion.message_text import quoted
-from normfree.conversion.rescaling import WeightlessSum
+from normfree.conversion.inspection import Inspection
+from normfree.errors import quoted
 from normfree.graph.discovery import WeightlessBranch
-from normfree.graph.flow import Flow, Node
+from normfree.graph.flow import Node
 from normfree.graph.observer import ADDITIONS, RECTIFIERS
 from normfree.methods import Method
 from normfree.nn.normalizers import is_norm
 from normfree.nn.scalars import ScalarName, add_scalar_, signals_of, unscalable
-from normfree.plan import Branch, Layer, ResidualPlan
+from normfree.plan import Branch, Layer
 
 _RELUS = RECTIFIERS | {"leaky_relu", "leaky_relu_", "leakyrelu", "prelu"}
 
@@ -52,83 +52,49 @@ Scalars = dict[tuple[str, ScalarName], ScalarStart]
 """The scalars to add, by module and scalar."""
 
 
-class Placement(NamedTuple):
-    """The scalars by module, the reasons why others have no place, and the sums of weightless branches."""
-
-    scalars: Scalars
-    obstacles: Obstacles
-    weightless: Sequence[WeightlessSum] = ()
+_UNREACHED = "the example does not reach it, so where its scalar belongs is unknown"
 
 
-UNREACHED = "the example does not reach it, so where its scalar belongs is unknown"
+class ScalarPlacement:
+    """Finds a module for every scalar of a method.
 
-
-def place_scalars(
-    model: nn.Module,
-    plan: ResidualPlan,
-    method: Method,
-    values: Sequence[Mapping[str, float]],
-    flow: Flow,
-    branches: Iterable[WeightlessBranch] = (),
-) -> Placement:
-    """Find a module for every scalar of a method.
-
-    Args:
-        model: The model to convert.
-        plan: Its residual plan.
-        method: The method.
-        values: The initial values of the method's scalars at each branch.
-        flow: The recorded flow of the model. A layer whose weight is used without a call (the projections of an
-            attention) is scaled through the module that uses it.
-        branches: The weightless branches.
-
-    Returns:
-        The scalars to add, and the reasons why others have no place.
-
-    Every norm-free method gives a weightless branch a multiplier, because the stream that it reads is no longer
+    A layer whose weight is used without a call (the projections of an attention) is scaled through the module that uses
+    it. Every norm-free method gives a weightless branch a multiplier, because the stream that it reads is no longer
     normalized.
+
+    Attributes:
+        scalars: The scalars to add.
+        obstacles: The reasons why others have no place.
+        weightless: The weightless branches, with the modules that hold their multipliers.
     """
-    placing = _Placing(model, plan, method, flow)
-    placing.place(values)
-    weightless = placing.place_weightless(branches) if method.kind == "norm-free" else []
-    return Placement(placing.scalars, placing.obstacles, weightless)
 
-
-def add_scalars_(model: nn.Module, scalars: Scalars) -> list[Added]:
-    """Give every module its scalars. Returns a record of each."""
-    for (name, scalar), start in scalars.items():
-        add_scalar_(model.get_submodule(name), scalar, start.value, learnable=start.learnable)
-    return [
-        Added(f"{name}.{scalar}", start.kind, start.value, start.learnable) for (name, scalar), start in scalars.items()
-    ]
-
-
-class _Placing:
-    """Collects the scalars of all branches, and the reasons why some have no place."""
-
-    def __init__(self, model: nn.Module, plan: ResidualPlan, method: Method, flow: Flow) -> None:
-        self.plan = plan
+    def __init__(self, model: nn.Module, inspection: Inspection, method: Method) -> None:
+        self.plan = inspection.plan
+        self.flow = inspection.flow
         self.method = method
-        self.calls = flow.call_counts
-        self.flow = flow
         self.scalars: Scalars = {}
         self.obstacles: Obstacles = {}
-        self.contested: set[tuple[str, ScalarName]] = set()
+        self.weightless: list[WeightlessBranch] = []
         self.modules = dict(model.named_modules())
-        homes = {branch.home for branch in plan.branches}
-        self.around_sums = homes.union(*map(_parents, homes), ("",))
-        self.returned: dict[Node, list[str]] = {}  # the modules with children that return a node
-        for name, made in flow.calls.items():
+        self._calls = self.flow.call_counts
+        self._contested: set[tuple[str, ScalarName]] = set()
+        homes = {branch.home for branch in self.plan.branches}
+        self._around_sums = homes.union(*map(_parents, homes), ("",))
+        self._returned: dict[Node, list[str]] = {}  # the modules with children that return a node
+        for name, made in self.flow.calls.items():
             for call in made:
                 if call.out is not None:
-                    self.returned.setdefault(call.out, []).append(name)
-        self.additions: dict[tuple[str, int], list[Node]] = {}
-        for node in flow.nodes:
+                    self._returned.setdefault(call.out, []).append(name)
+        self._additions: dict[tuple[str, int], list[Node]] = {}
+        for node in self.flow.nodes:
             if node.ordinal >= 0:
-                self.additions.setdefault((node.home, node.ordinal), []).append(node)
+                self._additions.setdefault((node.home, node.ordinal), []).append(node)
 
-    def place(self, values: Sequence[Mapping[str, float]]) -> None:
-        """Place every scalar of the stem, the branches and the classifier."""
+    def place(self, values: Sequence[Mapping[str, float]], branches: Iterable[WeightlessBranch]) -> None:
+        """Place every scalar of the stem, the branches and the classifier, and the multipliers of weightless branches.
+
+        `values` are the initial values of the method's scalars at each branch.
+        """
         biases = self.method.scalar_biases
         for layer in self.plan.stem if biases else ():
             self._place_bias_after(layer)
@@ -137,22 +103,42 @@ class _Placing:
             if biases:
                 self._place_biases(branch)
         for layer in self.plan.classifier if biases else ():
-            if self.calls[layer.name] and not self._is_lookup(layer.name):  # a tied one is used without a call
+            if self._calls[layer.name] and not self._is_lookup(layer.name):  # a tied one is used without a call
                 self._place_at(layer, "shift", 0.0, True)
-
-    def place_weightless(self, branches: Iterable[WeightlessBranch]) -> list[WeightlessSum]:
-        """Place a multiplier at each weightless branch. Its value is set when the model runs."""
-        found = []
-        for node, end, steps in branches:
-            holder = next(filter(self._can_hold, (name for step in steps for name in self._names(step))), None)
-            if holder is not None and (holder, "beta") not in self.scalars:
+        for weightless in branches if self.method.kind == "norm-free" else ():
+            names = (name for step in weightless.steps for name in self._names(step))
+            holder = next(filter(self._can_hold, names), None)
+            if holder is not None and (holder, "beta") not in self.scalars:  # its value is set when the model runs
                 self._add(holder, "beta", 1.0, self.method.rule.beta.learnable)
-            found.append(WeightlessSum(node.home, node.ordinal, node.first_operand is end, holder))
-        return found
+            self.weightless.append(weightless._replace(holder=holder))
+
+    def repeat(self, added: Iterable[Added]) -> None:
+        """Keep the scalars that an earlier conversion added, whose values are known.
+
+        With other weights, the example may reach other experts; the record has the scalars of all.
+        """
+        before = {record.name: record for record in added}
+        self.scalars = {place: start for place, start in self.scalars.items() if ".".join(place) in before}
+        for path, record in before.items():
+            name, _, scalar = path.rpartition(".")
+            if record.value is not None and name in self.modules and not self._calls[name]:
+                start = ScalarStart(record.value, record.learnable, record.kind)
+                self.scalars[name, cast(ScalarName, scalar)] = start
+        self.obstacles = {text: remedy for text, remedy in self.obstacles.items() if _UNREACHED not in text}
+        self.weightless.clear()
+
+    def add_(self, model: nn.Module) -> list[Added]:
+        """Give every module of a model without normalizers its scalars. Returns a record of each."""
+        for (name, scalar), start in self.scalars.items():
+            add_scalar_(model.get_submodule(name), scalar, start.value, learnable=start.learnable)
+        return [
+            Added(f"{name}.{scalar}", start.kind, start.value, start.learnable)
+            for (name, scalar), start in self.scalars.items()
+        ]
 
     def _names(self, node: Node) -> list[str]:
         """The modules that return a node, the innermost first."""
-        return [*([node.name] if node.is_module else []), *self.returned.get(node, [])]
+        return [*([node.name] if node.is_module else []), *self._returned.get(node, [])]
 
     def _place_multipliers(self, branch: Branch, values: Mapping[str, float]) -> None:
         """Place α, β and δ at a branch's layers, c and a at its block."""
@@ -166,14 +152,14 @@ class _Placing:
         if whole != 1.0 or rule.c.set_by_initializer:
             self._place_at_block(branch, "beta", whole, False)
         if "beta" in values:
-            beta = (values["beta"] or float(branch.merges)) / factor
-            for layer in branch.ends if beta != 1.0 or rule.beta.learnable else ():
+            beta = (values["beta"] or float(branch.merges_signals)) / factor
+            for layer in branch.last_layers if beta != 1.0 or rule.beta.learnable else ():
                 self._place_at_end(branch, layer, "beta", beta, rule.beta.learnable)
         if "delta" in values and branch.layers:
-            self._place_at_end(branch, branch.ends[-1], "delta", values["delta"], rule.delta.learnable)
+            self._place_at_end(branch, branch.last_layers[-1], "delta", values["delta"], rule.delta.learnable)
         alpha = values.get("alpha", 1.0)
         if alpha != 1.0 or ("alpha" in values and rule.alpha.learnable):
-            for layer in (*branch.entries, *branch.shortcut_layers[:1]):
+            for layer in (*branch.first_layers, *branch.shortcut_layers[:1]):
                 self._place_at(layer, "alpha", alpha, rule.alpha.learnable)
 
     def _place_biases(self, branch: Branch) -> None:
@@ -184,14 +170,14 @@ class _Placing:
         """
         for layer in (*branch.layers, *branch.shortcut_layers[:1]):
             if not layer.gate:
-                edge = layer in branch.entries or layer in branch.shortcut_layers
+                edge = layer in branch.first_layers or layer in branch.shortcut_layers
                 self._place_at(layer, "shift", 0.0, True, edge=edge)
         for layer in branch.layers:
-            if layer not in branch.ends:
+            if layer not in branch.last_layers:
                 self._place_bias_after(layer)
 
     def _place_bias_after(self, layer: Layer) -> None:
-        if layer.activated_out and getattr(self.modules.get(layer.name), "bias", None) is None:
+        if layer.feeds_activation and getattr(self.modules.get(layer.name), "bias", None) is None:
             self._place_at(layer, "delta", 0.0, True, edge=False)
 
     def _place_at_end(self, branch: Branch, layer: Layer, scalar: ScalarName, value: float, learnable: bool) -> None:
@@ -201,13 +187,13 @@ class _Placing:
         does not. If no module returns the output of the activation, the multiplier is placed before it: that is the
         same function if the multiplier is positive and the activation a ReLU.
         """
-        if not (layer.nonzero or layer.activated_out):
+        if not (layer.must_be_nonzero or layer.feeds_activation):
             self._place_at(layer, scalar, value, learnable)
             return
         holder, rectified = self._after_activation(branch)
         if holder is not None:
             starts_at_zero = scalar == "beta" and learnable and getattr(self.method.initializer, "zero_last", False)
-            starts_at_zero = starts_at_zero and not branch.merges
+            starts_at_zero = starts_at_zero and not branch.merges_signals
             self._add(holder, scalar, 0.0 if starts_at_zero else value, learnable)
         elif scalar == "delta" or (value > 0 and (rectified or (learnable and value == 1.0))):
             self._place_at(layer, scalar, value, learnable)
@@ -229,7 +215,7 @@ class _Placing:
 
     def _after_activation(self, branch: Branch) -> tuple[str | None, bool]:
         """The module, called once, that returns the branch; and whether all activations before the sum are ReLUs."""
-        found = self.additions.get((branch.home, branch.addition), [])
+        found = self._additions.get((branch.home, branch.addition), [])
         if not found:
             return None, False
         node = found[0].first_operand if branch.branch_first else None
@@ -245,7 +231,7 @@ class _Placing:
 
     def _can_hold(self, name: str) -> bool:
         """Whether a scalar around a module acts on one branch alone, and the module is not part of a normalizer."""
-        if self.calls[name] != 1 or name in self.around_sums or any(is_norm(self.modules[p]) for p in _parents(name)):
+        if self._calls[name] != 1 or name in self._around_sums or any(is_norm(self.modules[p]) for p in _parents(name)):
             return False
         return unscalable(self.modules[name]) is None
 
@@ -265,8 +251,8 @@ class _Placing:
             self._refuse(name, f"{kind} cannot be given a scalar, {reason}", "")
             return
         before = self.scalars.setdefault((name, scalar), ScalarStart(value, learnable, kind or _IN_WORDS[scalar]))
-        if before[:2] != (value, learnable) and (name, scalar) not in self.contested:
-            self.contested.add((name, scalar))
+        if before[:2] != (value, learnable) and (name, scalar) not in self._contested:
+            self._contested.add((name, scalar))
             values = f"{scalar} = {before.value:g} and {value:g}"
             self._refuse(name, f"it is shared by sums that need different scalars, {values}", "")
 
@@ -280,14 +266,14 @@ class _Placing:
             )
             return None
         for name in (layer.name, *_parents(layer.name)):
-            if name in self.around_sums:
+            if name in self._around_sums:
                 break  # a sum is inside: more than the branch goes through this module
-            if self.calls[name] and not self._is_lookup(name):  # an embedding's lookup is a different use
+            if self._calls[name] and not self._is_lookup(name):  # an embedding's lookup is a different use
                 return name
         if any((w.module, w.parameter) == (layer.name, layer.parameter) for n in self.flow.nodes for w in n.weights):
             self._refuse(layer.path, "no module call uses this weight alone, so no scalar can be placed around it", "")
         else:
-            self._refuse(layer.path, UNREACHED, "pass an example that reaches it")
+            self._refuse(layer.path, _UNREACHED, "pass an example that reaches it")
         return None
 
     def _refuse(self, name: str, why: str, remedy: str) -> None:
@@ -319,7 +305,7 @@ class _Placing:
         calls = self.flow.calls.get(home, [])
         if len(calls) > 1:
             return "its block runs more than once"
-        at = self.additions.get((home, branch.addition), [])
+        at = self._additions.get((home, branch.addition), [])
         if len(at) != 1 or not calls:
             return f"'{home}' has no such addition, so the plan belongs to a different model"
         node, call = at[0], calls[0]

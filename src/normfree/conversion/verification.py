@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from normfree.conversion.forward_passes import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
 from normfree.conversion.inspection import Inspection, outer_skip_notes
 from normfree.graph.experts import same_in_others
-from normfree.graph.outputs import is_returned_as_it_is, returns_only_scores
 from normfree.methods import Method
+from normfree.nn.model_state import ModelSnapshot
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
 
@@ -81,7 +80,7 @@ class Verification:
         out: Any,
         method: Method,
         values: Sequence[Mapping[str, float]],
-        as_before: Callable[[], AbstractContextManager[None]],
+        original: ModelSnapshot,
         *,
         attempt: FoundBy | None = None,
         growing: Sequence[str] = (),
@@ -97,7 +96,7 @@ class Verification:
                 with small values in place of zeros.
             method: The method.
             values: The initial values of its scalars at each branch.
-            as_before: Returns a context in which the model is the original.
+            original: The model before the conversion.
             attempt: The check that decides an attempt; with 'forward' nothing runs backward. None: a conversion, whose
                 reasons name the first module that shows them, which costs another pass.
             growing: Notes on sums that enlarge the signal.
@@ -120,7 +119,7 @@ class Verification:
         if found.reasons and attempt is None:
             found = self._compare_outputs(run.outputs, out, growth, locate=True)
         if goes_on:
-            self._compare_learning(learning, found, as_before)
+            self._compare_learning(learning, found, original)
         if not found.reasons or not norm_free:
             return [*found.notes, *found.reasons]
         self.require_usable()
@@ -222,7 +221,7 @@ class Verification:
                 axis = 1 if weight.dim() > 2 else -1
                 if classes < 2 or scores.dim() < 2 or scores.shape[axis] != classes:
                     continue
-                if not self._heads and not returns_only_scores(self._inspection.flow, self.passes.heads, scores.shape):
+                if not self._heads and not self._inspection.flow.returns_only_scores(self.passes.heads, scores.shape):
                     continue
                 loss, guess = _uniform_loss(scores, axis), math.log(classes)
                 same = i < len(self._outputs) and self._outputs[i].shape[axis] == classes
@@ -244,7 +243,7 @@ class Verification:
         self,
         after: Mapping[str, bool] | None,
         found: _Findings,
-        as_before: Callable[[], AbstractContextManager[None]],
+        original: ModelSnapshot,
     ) -> None:
         """Check that every parameter that learns in the original learns.
 
@@ -260,7 +259,7 @@ class Verification:
         held = {name for name, p in self._model.named_parameters() if p.requires_grad}
         stuck = [name for name in before if name in held and not after.get(name)]
         if stuck and self._learned is None:  # a parameter in the graph of the original may have had no gradient
-            with as_before(), self.passes.forward(self._inspection.norms) as run:
+            with original.restored(), self.passes.forward(self._inspection.norms) as run:
                 self._learned = run.learning() or {}
         stuck = [name for name in stuck if (self._learned or {}).get(name)]
         if stuck and self.passes.zeros() and self.passes.allows(3):
@@ -309,7 +308,7 @@ class Verification:
         """
         waiting = [name for name in self.passes.zeros() if learning.get(name)]
         heads = [name for name in waiting if name in self.passes.heads]
-        direct = not self._returns_loss and all(is_returned_as_it_is(self._inspection.flow, name) for name in heads)
+        direct = not self._returns_loss and all(map(self._inspection.flow.returns_unchanged, heads))
         moved = heads if direct else []
         if len(moved) == len(waiting):
             return []

@@ -22,8 +22,7 @@ from normfree.diagnostics.graph_nodes import NEAR, VIEWS, first_function, functi
 from normfree.diagnostics.moments import MOST_SAMPLES, concatenate, sample_values
 from normfree.diagnostics.signals import Fact, GraphFacts
 from normfree.graph.observer import ACTIVATIONS
-from normfree.nn.model_state import ModelParts
-from normfree.nn.sharding import is_sharded
+from normfree.nn.model_state import ModelParts, is_sharded
 
 SWAMPED = 1e-3  # variance over epsilon, about the variance that a normalizer then returns
 ROOT_NEAR = 8  # nodes in which the precision of the numbers under a root is searched

@@ -28,9 +28,8 @@ from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
-from normfree.nn.model_state import call_arguments, parts_of, preserve_model_state
+from normfree.nn.model_state import call_arguments, is_sharded, parts_of, preserve_model_state
 from normfree.nn.normalizers import untrained_norms
-from normfree.nn.sharding import is_sharded
 from normfree.plan import ResidualPlan, remembered_method
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel

@@ -21,13 +21,14 @@ from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import (
     ModelParts,
     call_arguments,
+    full_tensor,
     hooked,
+    is_sharded,
     parts_of,
     preserve_model_state,
     substitute_tensors,
 )
 from normfree.nn.normalizers import is_norm
-from normfree.nn.sharding import full_tensor, is_sharded
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
 ROUNDED = 1e-3  # relative difference between gradients that only rounding tells apart
@@ -99,8 +100,7 @@ def with_origin(
 
 def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = None, loss: Any = None) -> Signal:
     """Measure the innermost modules of a model with a fault, and find a derivative that is not finite."""
-    parts = parts_of(model)
-    args, kwargs = _copied(inputs)
+    parts, (args, kwargs) = parts_of(model), _copied(inputs)
     if signal.unmeasured:
         return signal
     facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))

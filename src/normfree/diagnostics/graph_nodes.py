@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from normfree.nn.sharding import is_sharded
+from normfree.nn.model_state import is_sharded
 
 MOST_NODES = 50_000  # that are walked through
 NEAR = 64  # nodes in which the layer before a function is searched

@@ -14,10 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal, ModuleFact
-from normfree.nn.model_state import ModelParts
+from normfree.nn.model_state import ModelParts, full_tensor, is_sharded
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
-from normfree.nn.sharding import full_tensor, is_sharded
 from normfree.plan import Branch, Layer, ResidualPlan
 from normfree.report.tables import Column, Table, compact
 
@@ -249,7 +248,7 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             if len(inside) < 2 or module not in normalizers:
                 found.update(branch.name for branch in inside)
             elif name.endswith("weight") and not bool(full_tensor(parts.parameters[name].detach()).any()):
-                found.update(branch.around or branch.name for branch in inside)  # a gain that starts at zero
+                found.update(branch.outer_branch or branch.name for branch in inside)  # a gain that starts at zero
     return found
 
 

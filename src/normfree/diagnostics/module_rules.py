@@ -260,7 +260,7 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
     recurrent = any("#" in s.name for s in signal.sums) or len(signal.layers) < len(layers)
     attention = any(b.depth > len(b.layers) for b in signal.plan.branches)
     graph = {name.rpartition(".")[0] for name in signal.graph.reached}
-    unseen = any((layer.activated_in or layer.activated_out) and layer.name not in graph for layer in layers)
+    unseen = any((layer.reads_activation or layer.feeds_activation) and layer.name not in graph for layer in layers)
     if len(layers) >= 3 and not (recurrent or attention or unseen or signal.graph.nonlinear):
         linear = [f.name for f in signal.modules if f.role == "activation"]
         place = linear[0] if linear else ""  # as a leaky ReLU of slope 1
@@ -268,11 +268,11 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
     # In a chain of layers of one size, but not at the code of an autoencoder, whose size differs.
     chain = [layer for layer in signal.plan.body if not layer.gate]
     units = {layer.name: layer.units for layer in signal.layers}
-    patterns = Counter(NUMBERS.sub("", layer.name) for layer in chain if layer.activated_in)
+    patterns = Counter(NUMBERS.sub("", layer.name) for layer in chain if layer.reads_activation)
     without = [
         b.name
         for a, b in pairwise(chain)
-        if not b.activated_in
+        if not b.reads_activation
         and units.get(a.name) == units.get(b.name)
         and patterns[NUMBERS.sub("", b.name)] >= SIMILAR
         and NUMBERS.sub("", a.name) == NUMBERS.sub("", b.name)
@@ -287,10 +287,10 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
     for branches in alike.values():
         # The first block of a list reads what stands before the list.
         first = {branches[0].name, *(b.name for b in branches if re.search(r"\b0\b", b.name))}
-        entries = {layer.name for b in branches if b.name in first for layer in b.entries}
+        entries = {layer.name for b in branches if b.name in first for layer in b.first_layers}
         for every in zip(*(b.layers for b in branches), strict=True):
             same = [layer for layer in every if layer.name not in entries]
-            without = [layer.name for layer in same if not layer.activated_in]
+            without = [layer.name for layer in same if not layer.reads_activation]
             others = len(same) - len(without)
             if without and len(every) >= SIMILAR and others >= MOST * len(same):
                 yield finding("forgotten activation", without[0], names=without, others=others)

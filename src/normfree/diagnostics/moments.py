@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.signals import Stats
-from normfree.nn.sharding import Key, by_device_and_type
+from normfree.nn.model_state import Key, by_device_and_type
 
 HALF = (torch.bfloat16, torch.float16)
 # From this many values per sample and channel on, a GPU is twice as fast if each sample is reduced separately.

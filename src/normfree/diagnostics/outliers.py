@@ -235,7 +235,15 @@ def _kinds(signal: Signal) -> list[tuple[object, ...]]:
     alternate = shapes_alternate(signal)
     shapes = [s.shape if alternate else () for s in signal.sums]
     return [
-        (NUMBERS.sub("", b.name), b.depth, len(b.layers), len(b.entries), shape, b.shortcut, b.around is None)
+        (
+            NUMBERS.sub("", b.name),
+            b.depth,
+            len(b.layers),
+            len(b.first_layers),
+            shape,
+            b.shortcut,
+            b.outer_branch is None,
+        )
         for b, shape in zip(branches, shapes, strict=True)
     ]
 

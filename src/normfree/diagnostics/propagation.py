@@ -44,10 +44,18 @@ from normfree.diagnostics.signals import CONSTANT, SURE, Fact, OutputFacts, Sign
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
-from normfree.nn.model_state import ModelParts, call_arguments, hooked, parts_of, preserve_model_state, reshard_
+from normfree.nn.model_state import (
+    ModelParts,
+    call_arguments,
+    full_tensor,
+    hooked,
+    is_sharded,
+    parts_of,
+    preserve_model_state,
+    reshard_,
+)
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.nn.sharding import full_tensor, is_sharded
 from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
 Loss = Callable[[Any, Any], Tensor]
@@ -299,7 +307,7 @@ def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
     """
     found: dict[str, tuple[str, str]] = {}
     for b in plan.branches:
-        inner = [layer.name for layer in b.layers if layer not in b.entries and layer not in b.ends]
+        inner = [layer.name for layer in b.layers if layer not in b.first_layers and layer not in b.last_layers]
         if b.depth == 4 and len(b.layers) == 4 and len(inner) == 2:
             found[b.name] = inner[0], inner[1]
     return found

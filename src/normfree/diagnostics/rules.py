@@ -197,7 +197,7 @@ def faulty_branches(signal: Signal, dead: Sequence[SumSignal]) -> Iterator[Findi
         and _is_constant(s.branch)
         and not _is_constant(s.shortcut)
         and s not in dead
-        and not zero & {layer.name for layer in branch.ends}
+        and not zero & {layer.name for layer in branch.last_layers}
     ]
     if names and not signal.inputs.alike:
         yield finding("constant branch", names[0], names=names)

@@ -18,9 +18,9 @@ from normfree.diagnostics.graph_nodes import nodes_read
 from normfree.diagnostics.moments import MomentStore, adds_constant, channels_after, concatenate, variations
 from normfree.diagnostics.signals import NUMBERS, Stats, SumSignal
 from normfree.graph.observer import FunctionCall, Observer, operands_of
+from normfree.nn.model_state import full_tensor
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.nn.sharding import full_tensor
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 
@@ -229,7 +229,7 @@ class SumObserver(Observer):
             self._shapes[branch.name] = tuple(tensor.shape)
             self._variations[branch.name] = variations(tensor)
             self._nodes[branch.name] = tensor.grad_fn
-        last = self.modules.get(branch.ends[-1].name) if branch.layers else None
+        last = self.modules.get(branch.last_layers[-1].name) if branch.layers else None
         channels = channels_after(last, tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
@@ -323,7 +323,7 @@ class SumObserver(Observer):
                 stage=b.position.stage,
                 transition=b.position.transition,
                 learns=b.name in alive or not b.layers or not self.plan.branches,
-                around=None if b.around is None else self._labels.get(b.around),
+                around=None if b.outer_branch is None else self._labels.get(b.outer_branch),
                 layer=not self.plan.branches,
                 reads=tuple(self._labels[name] for name in self._reads.get(b.name, ())),
                 shape=self._shapes[b.name],

@@ -17,7 +17,8 @@ from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ADDITIONS, JOINS, MATRIX_PRODUCTS, OTHER_SUMS, RECURRENT, REDUCTIONS, VIEWS
 from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.methods import Method
-from normfree.methods.method import ONE, short_spec
+from normfree.methods.method import ONE
+from normfree.methods.method_registry import short_spec
 from normfree.nn.weight_layers import WEIGHT_LAYERS, cannot_reparametrize
 from normfree.plan import Branch, Layer, ResidualPlan, unwrapped
 
@@ -80,7 +81,7 @@ def _cannot_convert_by(method: Method) -> str | None:
             f"expected a method without normalization, got '{method.name}', which keeps or adds a normalizer; use "
             "'fixup', 'skipinit', 'rezero', 'nf', 'wn' or 'dyt'"
         )
-    if method.weight == "spectral":
+    if method.weight_kind == "spectral":
         return (
             f"expected a method that converts a model, got '{method.name}', which only divides the weights by their "
             "largest singular values; do that by torch.nn.utils.parametrizations.spectral_norm"
@@ -170,7 +171,7 @@ def layers_not_reparametrizable(
     With the recorded flow it is also known whether a weight is used by a call of its layer, and whether a layer of a
     class that torch does not know computes more than x W + b.
     """
-    if method.weight == "plain":
+    if method.weight_kind == "plain":
         return {}
     modules = dict(model.named_modules())
     found: dict[str, str] = {}
@@ -179,10 +180,10 @@ def layers_not_reparametrizable(
             reason: str | None = "the weight is used without a call of the layer"
         else:
             module = modules[layer.name]
-            reason = cannot_reparametrize(module, method.weight, transposed=layer.transposed)
+            reason = cannot_reparametrize(module, method.weight_kind, transposed=layer.transposed)
             if reason is None and not isinstance(module, WEIGHT_LAYERS) and _computes_more(module, layer, flow):
                 reason = f"{type(module).__name__} uses its weight in a custom way"
-            if reason is None and method.weight == "weight_norm" and _is_single_weight(module, layer):
+            if reason is None and method.weight_kind == "weight_norm" and _is_single_weight(module, layer):
                 reason = "a single weight per output has no direction to learn"
         if reason is not None:
             found[layer.path] = reason
@@ -225,5 +226,5 @@ def _multiplies(branch: Branch) -> bool:
     Every layer then counts in the degree. If several layers read the input and are only added, the longest chain counts
     alone, so the degree is less than the number of layers.
     """
-    side_by_side = len(branch.entries) > 1
+    side_by_side = len(branch.first_layers) > 1
     return branch.degree + side_by_side > sum(not layer.gate for layer in branch.layers)

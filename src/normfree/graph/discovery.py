@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from itertools import chain
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from normfree.arguments import check_arguments
 from normfree.graph.flow import Flow, Node
-from normfree.graph.non_residual_sums import NonResidualSums
 from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, VIEWS
 from normfree.graph.recorder import record
 from normfree.graph.residual_sums import (
+    NonResidualSums,
     ResidualSum,
+    between,
     latest_common_ancestor,
+    reachable,
     residual_sums,
     unbounded_inputs,
 )
@@ -61,9 +64,11 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     >>> discover(build("resnet20"), torch.zeros(2, 3, 32, 32)).stage_sizes
     (3, 3, 3)
     """
-    check_arguments(model=model, **dict.fromkeys(("example",), args[0]) if len(args) == 1 else {})
+    check_arguments(model=model)
+    if len(args) == 1:
+        check_arguments(example=args[0])
     positional, named = call_arguments(args[0]) if len(args) == 1 and not kwargs else (args, kwargs)
-    return plan_from_flow(model, record(model, *positional, **named))
+    return plan_from_flow(model, record(model, positional, named))
 
 
 def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) -> ResidualPlan:
@@ -76,7 +81,7 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     names = _names(sums)
     outer, levels = _nesting(sums)
     branches = tuple(
-        _branch(name, position, s, layers, names[outer[i]] if i in outer else None, merges=levels[i] > _LEVELS)
+        _branch(name, position, s, layers, names[outer[i]] if i in outer else None, merges_signals=levels[i] > _LEVELS)
         for i, (name, position, s) in enumerate(zip(names, placed, sums, strict=True))
     )
     inside = {node for s in sums for node in (*s.branch, *s.shortcut)}
@@ -86,22 +91,12 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     stem, body = _split([n for n in outside if n not in closing], sums)
     if not stem and not sums:  # a network of one layer
         stem, closing = closing[:1], closing[1:]
-    nonzero = {n for n in closing if any(n_.function in RECTIFIERS or n_.divides_itself for n_ in _after(n))}
+    after = {n: reachable(n.users, attrgetter("users")) for n in closing}
+    nonzero = {n for n in closing if any(node.function in RECTIFIERS or node.divides_itself for node in after[n])}
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
     # Each output layer once: a detector's runs at every resolution.
     heads_once = {layer.path: layer for layer in layers(closing, gates, nonzero)}
     return ResidualPlan(branches, layers(stem, gates), layers(body, gates), tuple(heads_once.values()), aside)
-
-
-def _after(node: Node) -> Iterator[Node]:
-    """The nodes that depend on a node."""
-    seen, stack = {node}, [node]
-    while stack:
-        for user in stack.pop().users:
-            if user not in seen:
-                seen.add(user)
-                stack.append(user)
-                yield user
 
 
 def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
@@ -126,19 +121,21 @@ def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
     return tuple(
         name
         for name, parameter in model.named_parameters()
-        if parameter.dim() >= 2 and id(parameter) not in known and name not in plan.aside
+        if parameter.dim() >= 2 and id(parameter) not in known and name not in plan.other_parameters
     )
 
 
 class WeightlessBranch(NamedTuple):
     """A branch f without parameters, such as pooling, that is added to the residual stream: x + f(x).
 
-    `end` is the operand f(x) of the addition. `steps` are the steps on every path to f(x), the last first.
+    `end` is the operand f(x) of the addition. `steps` are the steps on every path to f(x), the last first. `holder` is
+    the module whose multiplier scales f(x) alone, if a conversion has found one.
     """
 
     addition: Node
     end: Node
     steps: Sequence[Node]
+    holder: str | None = None
 
 
 def weightless_branches(flow: Flow, plan: ResidualPlan) -> list[WeightlessBranch]:
@@ -197,15 +194,15 @@ def _layer_reader(model: nn.Module, flow: Flow, excluded: NonResidualSums) -> La
         return tuple(
             Layer(
                 weight.module,
-                activated_in=all(before[source] for source in node.inputs),
-                activated_out=after[node],
+                reads_activation=all(before[source] for source in node.inputs),
+                feeds_activation=after[node],
                 parameter=weight.parameter,
                 parts=weight.parts if weight.parts > 1 or len(node.weights) > 1 else _fused_parts(node),
                 transposed=weight.transposed,
                 gate=node in gates,
                 tied=is_tied(weight.module, weight.parameter),
-                nonzero=node in nonzero,
-                share=excluded.shares.get(node, 1),
+                must_be_nonzero=node in nonzero,
+                parallel_paths=excluded.shares.get(node, 1),
                 modulates=_modulates(node),
             )
             for node in nodes
@@ -250,20 +247,18 @@ def _modulates(layer: Node) -> bool:
     product that has more entries than itself. Other layers may read it, too: in some networks the time embedding is
     such a factor in the last block, and the input of further layers of this kind in all other blocks.
     """
-    seen, stack = {layer}, [layer]
-    while stack:
-        node = stack.pop()
+    alone = [layer]
+    for node in alone:
         for user in node.users:
             if user.kind == "gate" and prod(user.shape) > prod(node.shape):
                 return True
-            if len(user.inputs) == 1 and user.kind in ("scaling", "other") and user not in seen:
-                stack.append(user)
-                seen.add(user)
+            if len(user.inputs) == 1 and user.kind in ("scaling", "other") and user not in alone:
+                alone.append(user)
     return False
 
 
 def _branch(
-    name: str, position: Position, s: ResidualSum, layers: Layers, around: str | None, *, merges: bool
+    name: str, position: Position, s: ResidualSum, layers: Layers, outer_branch: str | None, *, merges_signals: bool
 ) -> Branch:
     own = layers(s.branch, s.gates, s.covered)
     return Branch(
@@ -275,12 +270,12 @@ def _branch(
         home=s.node.home,
         addition=s.node.ordinal,
         branch_first=s.node.first_operand is s.end,
-        m=s.degree if s.degree != sum(not layer.gate for layer in own) else None,
-        entries=layers([n for n in s.branch if n in s.entries], s.gates, s.covered),
-        ends=layers([n for n in s.branch if n in s.ends], s.gates, s.covered),
-        around=around,
-        scales=s.scales,
-        merges=merges,
+        degree=s.degree,
+        first_layers=layers([n for n in s.branch if n in s.first_layers], s.gates, s.covered),
+        last_layers=layers([n for n in s.branch if n in s.last_layers], s.gates, s.covered),
+        outer_branch=outer_branch,
+        layer_scales=s.layer_scales,
+        merges_signals=merges_signals,
     )
 
 
@@ -296,7 +291,7 @@ def _nesting(sums: Sequence[ResidualSum]) -> tuple[dict[int, int], list[int]]:
         for j in range(i - 1, -1, -1):
             if sums[j].node.index <= outer.ancestor.index:
                 break  # sums are in the order they ran: those before the start of the branch are not in it
-            inside = _between(outer.ancestor, outer.end) if inside is None else inside
+            inside = between(outer.ancestor, outer.end) if inside is None else inside
             if sums[j].node in inside:
                 found.setdefault(j, i)
                 levels[i] = max(levels[i], levels[j] + 1)
@@ -356,23 +351,12 @@ def _stages(sums: Sequence[ResidualSum]) -> list[int]:
     previous: ResidualSum | None = None
     for s in sums:
         alike = previous is not None and _resolution(previous, s) == _resolution(s, previous)
-        if previous and alike and any(previous.node in n.inputs for n in _between(previous.node, s.node)):
+        if previous and alike and any(previous.node in n.inputs for n in between(previous.node, s.node)):
             sizes[-1] += 1
         else:
             sizes.append(1)
         previous = s
     return sizes
-
-
-def _between(start: Node, end: Node) -> set[Node]:
-    """The nodes after `start` that `end` depends on, `end` included; only these are visited."""
-    seen, stack = {end}, [end]
-    while stack:
-        for source in stack.pop().inputs:
-            if source.index > start.index and source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return seen
 
 
 def _resolution(s: ResidualSum, other: ResidualSum) -> tuple[int, ...]:
@@ -382,7 +366,7 @@ def _resolution(s: ResidualSum, other: ResidualSum) -> tuple[int, ...]:
 
 def _is_sequence(s: ResidualSum) -> bool:
     """Whether a sum has the shape (batch, length, width)."""
-    return len(s.node.shape) == 3 and not any(w.convolution for end in s.ends for w in end.weights)
+    return len(s.node.shape) == 3 and not any(w.convolution for end in s.last_layers for w in end.weights)
 
 
 def _changes_shape(s: ResidualSum) -> bool:

@@ -77,10 +77,9 @@ def _with_copies(plan: ResidualPlan, twin: str, names: Sequence[str]) -> Residua
             return branch
         return replace(
             branch,
-            m=branch.degree,
             layers=copied(branch.layers),
-            entries=copied(branch.entries),
-            ends=copied(branch.ends),
+            first_layers=copied(branch.first_layers),
+            last_layers=copied(branch.last_layers),
         )
 
     return replace(

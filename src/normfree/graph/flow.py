@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -14,9 +14,12 @@ from normfree.graph.observer import (
     BOUNDED,
     DIVISIONS,
     GATES,
+    JOINS,
     POINTWISE,
     REDUCTIONS,
+    SPLITS,
     TRANSPOSITIONS,
+    VIEWS,
     NodeKind,
     tensors_of,
 )
@@ -24,6 +27,7 @@ from normfree.graph.weight_uses import Weight, WeightUses
 
 _REDUCTIONS = REDUCTIONS | {"logsumexp", "prod", "norm", "vector_norm", "linalg_norm", "einsum"}
 _NORMALIZATIONS = frozenset({"normalize", "cosine_similarity"})
+_SAME_VALUES = VIEWS | SPLITS | JOINS | {"identity", "__getitem__"}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -86,6 +90,9 @@ class ModuleCall:
 class Flow:
     """The nodes in the order they ran, the calls of modules, and the uses of parameters.
 
+    Args:
+        parameters: The parameters to follow, by qualified name.
+
     Attributes:
         nodes: The steps in the order they ran.
         weights: How the parameters of two or more dimensions were used.
@@ -102,9 +109,9 @@ class Flow:
         output_is_lost: Whether the model returned tensors, and none of them depends on the input.
     """
 
-    def __init__(self, weights: WeightUses) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self.nodes: list[Node] = []
-        self.weights = weights
+        self.weights = WeightUses(parameters)
         self.home = ""
         self.calls: defaultdict[str, list[ModuleCall]] = defaultdict(list)
         self.call_counts: Counter[str] = Counter()
@@ -181,6 +188,34 @@ class Flow:
     def chooses_by_values(self) -> bool:
         """Whether an index or a mask follows from the signal, by which the model may choose experts."""
         return any(node.discrete and any(not source.discrete for source in node.inputs) for node in self.nodes)
+
+    def returns_unchanged(self, weight: str) -> bool:
+        """Whether the model returns each product of a weight with the signal unchanged, up to its shape."""
+        products = self._products([weight])
+        for product in products:
+            steps = [product]
+            for step in steps:
+                steps += [user for user in step.users if user.function in _SAME_VALUES]
+            if self.outputs.isdisjoint(steps):
+                return False
+        return bool(products)
+
+    def returns_only_scores(self, weights: Collection[str], shape: Sequence[int]) -> bool:
+        """Whether an output of this shape, up to the batch, follows from the products of these weights alone.
+
+        A normalizing flow returns its input, which its last layer scales and shifts: such an output holds no scores of
+        classes. A mask or an index that selects scores may follow from the input.
+        """
+        alone = set(self._products(weights))
+        for node in self.nodes:
+            read = node.inputs
+            if any(n in alone for n in read) and all(n in alone or n.discrete for n in read):
+                alone.add(node)
+        return any(node.shape[1:] == tuple(shape[1:]) for node in self.outputs & alone)
+
+    def _products(self, weights: Collection[str]) -> list[Node]:
+        """The steps that multiply the signal by one of these weights."""
+        return [node for node in self.nodes if any(f"{w.module}.{w.parameter}" in weights for w in node.weights)]
 
     def release_tensors(self) -> None:
         """Drop the tensors once the recording is done."""

@@ -8,7 +8,7 @@ is recorded on a copy that has them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -43,9 +43,9 @@ from normfree.graph.observer import (
     tensors_of,
     writes_into,
 )
-from normfree.graph.weight_uses import Weight, WeightUses
-from normfree.nn.model_state import on_meta, preserve_model_state, preserve_random_state
-from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES, is_norm
+from normfree.graph.weight_uses import Weight
+from normfree.nn.model_state import call_arguments, eval_pass, on_meta, preserve_model_state, preserve_random_state
+from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
@@ -60,7 +60,7 @@ _SAME_SHAPE = NORMALIZATIONS | ACTIVATIONS - {"softmax"}  # which may be given a
 _SEPARATE_WEIGHTS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
-def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
+def record(model: nn.Module, args: Any, kwargs: Any, norms: Collection[str] = ()) -> Flow:
     """Run a model on meta copies of its parameters and inputs, and return its flow.
 
     If that fails because the model looks at values, a copy of the model runs on the example itself. Either way the
@@ -68,8 +68,9 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
 
     Args:
         model: Any model.
-        *args: Positional arguments of an example that it accepts.
-        **kwargs: Keyword arguments of the example.
+        args: Positional arguments of an example that it accepts.
+        kwargs: Keyword arguments of the example.
+        norms: The names of normalizers. The flow notes which of their parameters and buffers other code reads.
 
     Returns:
         The nodes in the order they ran, the calls of modules and the uses of parameters.
@@ -79,10 +80,10 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
     """
     kept = _identities(model)
     try:
-        return _record_meta(model, args, kwargs, kept)
+        return _record_meta(model, args, kwargs, kept, norms)
     except Exception as without_values:  # whatever the model's own code raises
         try:
-            return _record_values(model, args, kwargs, kept, differentiates(without_values))
+            return _record_values(model, args, kwargs, kept, norms, differentiates(without_values))
         except Exception as error:
             # On an example without values the second run adds no information.
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
@@ -98,7 +99,13 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
             ) from cause
 
 
-def record_training(model: nn.Module, *args: Any, **kwargs: Any) -> Flow | None:
+def record_evaluation(model: nn.Module, example: Any, norms: Collection[str]) -> Flow:
+    """Record the flow of a model in evaluation mode; in training mode it may skip blocks at random."""
+    with eval_pass(model):
+        return record(model, *call_arguments(example), norms)
+
+
+def record_training(model: nn.Module, example: Any, norms: Collection[str]) -> Flow | None:
     """Record the flow of a model in training mode, where normalizers written by hand use the statistics of the batch.
 
     Returns None if the model does not run without values. The model and the random states are as they were.
@@ -106,7 +113,7 @@ def record_training(model: nn.Module, *args: Any, **kwargs: Any) -> Flow | None:
     with preserve_model_state(model, attributes=True), preserve_random_state(()):
         model.train()
         try:
-            return _record_meta(model, args, kwargs, set())
+            return _record_meta(model, *call_arguments(example), set(), norms)
         except Exception:  # whatever the model's own code raises
             return None
 
@@ -127,27 +134,31 @@ def _identities(model: nn.Module) -> set[str]:
     }
 
 
-def _record_meta(model: nn.Module, args: Any, kwargs: Any, kept: set[str]) -> Flow:
+def _record_meta(model: nn.Module, args: Any, kwargs: Any, kept: set[str], norms: Collection[str]) -> Flow:
     args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
     with on_meta(model):
-        return _run_recorded(model, args, kwargs, kept)
+        return _run_recorded(model, args, kwargs, kept, norms)
 
 
-def _record_values(model: nn.Module, args: Any, kwargs: Any, kept: set[str], gradients: bool) -> Flow:
+def _record_values(
+    model: nn.Module, args: Any, kwargs: Any, kept: set[str], norms: Collection[str], gradients: bool
+) -> Flow:
     if any(t.is_meta for t in (*model.parameters(), *tensors_of((args, kwargs)))):
         raise ValueError("a model or example without values")
     twin = deepcopy(model)
     args, kwargs = deepcopy((args, kwargs))  # a model may write into its input
     with preserve_random_state((*twin.parameters(), *tensors_of((args, kwargs)))):
-        return _run_recorded(twin, args, kwargs, kept, gradients)
+        return _run_recorded(twin, args, kwargs, kept, norms, gradients)
 
 
-def _run_recorded(model: nn.Module, args: Any, kwargs: Any, kept: set[str], gradients: bool = False) -> Flow:
+def _run_recorded(
+    model: nn.Module, args: Any, kwargs: Any, kept: set[str], norms: Collection[str], gradients: bool = False
+) -> Flow:
     modules = dict(model.named_modules())
-    flow = Flow(WeightUses({name: p for name, p in model.named_parameters() if name not in kept}))
+    flow = Flow({name: p for name, p in model.named_parameters() if name not in kept})
     flow.add("input", "input", (), (args, kwargs))
     recorder = _Recorder(flow, modules)
-    recorder.watch_norms_()
+    recorder.watch_norms_(norms)
     with torch.set_grad_enabled(gradients), recorder.following(modules):
         flow.finish(model(*args, **kwargs))
     flow.release_tensors()
@@ -166,13 +177,12 @@ class _Recorder(Observer):
         self._leaf_depth = 0
         self._zeros: list[Tensor] = []
 
-    def watch_norms_(self) -> None:
+    def watch_norms_(self, norms: Collection[str]) -> None:
         """Note the parameters and buffers of normalizers that are read while these do not run.
 
         Their classes change. They are restored with the other attributes, or belong to a copy.
         """
-        norms = {name: module for name, module in self._modules.items() if is_norm(module)}
-        names = {id(module): name for name, module in norms.items()}
+        names = {id(self._modules[name]): name for name in norms}
         reporting: dict[type[nn.Module], type[nn.Module]] = {}
 
         def subclass(plain: type[nn.Module]) -> type[nn.Module]:
@@ -187,7 +197,7 @@ class _Recorder(Observer):
 
             return type(plain.__name__, (plain,), {"__getattr__": attribute, "__module__": plain.__module__})
 
-        for module in norms.values():
+        for module in map(self._modules.__getitem__, norms):
             kind = type(module)
             reporting.setdefault(kind, subclass(kind))
             module.__class__ = reporting[kind]

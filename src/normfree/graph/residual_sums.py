@@ -6,19 +6,18 @@ a sum or concatenation takes the largest; a bounded factor (a sigmoid, as in squ
 step, softmax included, keeps the degree. So two layers in a row have degree 2, attention (query · key · value, then the
 output) 4, a gated feed-forward 3.
 
-Some sums have two operands with a common ancestor and are not residual: those of a loss, of heads, and of parallel
-layers (`NonResidualSums`).
+`NonResidualSums` knows the sums that have a common ancestor and are not residual all the same.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 from normfree.graph.flow import Node
-from normfree.graph.non_residual_sums import NonResidualSums
 from normfree.graph.observer import ATTENTION, MATRIX_PRODUCTS, NONLINEAR
 from normfree.plan import ShortcutKind
 
@@ -35,11 +34,11 @@ class ResidualSum:
         kind: The class of the shortcut.
         end: The operand of the addition that is the branch.
         degree: The degree of the branch in its weights.
-        entries: The layers of the branch that read its input.
-        ends: The layers of the branch whose outputs are added to the shortcut; of a product, those of one factor.
-        covered: The ends with an activation, or a division by their own norm, between them and the sum.
+        first_layers: The layers of the branch that read its input.
+        last_layers: The layers of the branch whose outputs are added to the shortcut; of a product, one factor's.
+        covered: The last layers with an activation, or a division by their own norm, between them and the sum.
         gates: The layers of the branch that reach the sum only as bounded factors.
-        scales: The names of the parameters that multiply the branch's output.
+        layer_scales: The names of the parameters that multiply the branch's output.
     """
 
     node: Node
@@ -49,11 +48,11 @@ class ResidualSum:
     kind: ShortcutKind
     end: Node
     degree: int
-    entries: frozenset[Node]
-    ends: frozenset[Node]
+    first_layers: frozenset[Node]
+    last_layers: frozenset[Node]
     covered: frozenset[Node]
     gates: frozenset[Node]
-    scales: tuple[str, ...]
+    layer_scales: tuple[str, ...]
 
 
 def residual_sums(flow: Sequence[Node], excluded: NonResidualSums, heads: Collection[Node] = ()) -> list[ResidualSum]:
@@ -72,9 +71,9 @@ def residual_sums(flow: Sequence[Node], excluded: NonResidualSums, heads: Collec
     claimed: set[Node] = set()
     shortcuts: dict[Node, Node] = {}
     for node in flow:
-        residual = (
-            _residual_sum(node, claimed, shortcuts, excluded) if node.kind == "sum" and node not in excluded else None
-        )
+        if node.kind != "sum" or node in excluded:
+            continue
+        residual = _residual_sum(node, claimed, shortcuts, excluded)
         if residual and not any(head in (*residual.branch, *residual.shortcut) for head in heads):
             found.append(residual)
             claimed.update(residual.branch, residual.shortcut)
@@ -110,7 +109,7 @@ def _residual_sum(
     gates = own - _walk_back(end, inside)
     if own and own == gates:
         return None  # the signal is modulated, nothing is added to it
-    ends = _ends(end, ancestor, side, own)
+    ends = _last_layers(end, ancestor, side, own)
     # A factor before an activation or in the weights of an attention has a size of its own, such as a temperature.
     after = _walk_back(end, inside, stops={n for n in side if n in own or not _keeps_size(n)}) - own
     return ResidualSum(
@@ -121,13 +120,29 @@ def _residual_sum(
         kind,
         end=end,
         degree=_degree(end, side, own, shortcuts),
-        entries=frozenset(_entries(ancestor, side, own)),
-        ends=frozenset(ends),
+        first_layers=frozenset(_readers(ancestor, side, stops=own) & own),
+        last_layers=frozenset(ends),
         covered=frozenset(layer for layer, covered in ends.items() if covered),
         gates=frozenset(gates),
         # In x + a · (f(x) - x), a multiplies the shortcut, too; the branch of that sum has no layers of its own.
-        scales=tuple(dict.fromkeys(n.scale for n in sorted(after, key=lambda n: n.index) if n.scale and own)),
+        layer_scales=tuple(dict.fromkeys(n.scale for n in sorted(after, key=lambda n: n.index) if n.scale and own)),
     )
+
+
+def reachable(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """The nodes that can be reached from some nodes, these included."""
+    found = set(starts)
+    waiting = list(found)
+    while waiting:
+        new = set(neighbours(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def between(start: Node, end: Node) -> set[Node]:
+    """The nodes after `start` that `end` depends on, `end` included; only these are visited."""
+    return reachable([end], lambda node: [source for source in node.inputs if source.index > start.index])
 
 
 def _layers(node: Node, ancestor: Node, side: Sequence[Node], claimed: set[Node]) -> list[Node]:
@@ -138,28 +153,25 @@ def _layers(node: Node, ancestor: Node, side: Sequence[Node], claimed: set[Node]
     no branch.
     """
     inside = {*side, node}
+    reading = _readers(ancestor, side)
+    free = [n for n in sorted(side, key=lambda n: n.index) if n.kind == "weight" and n not in claimed]
+    return [n for n in free if n in reading or _stays_inside(n, inside)]
+
+
+def _readers(ancestor: Node, side: Sequence[Node], stops: Set[Node] = frozenset()) -> set[Node]:
+    """The ancestor, and the nodes of a side that depend on it without one of `stops` between."""
     reading = {ancestor}
-    found = []
-    for n in sorted(side, key=lambda n: n.index):
-        if any(source in reading for source in n.inputs):
-            reading.add(n)
-        if n.kind == "weight" and n not in claimed and (n in reading or _stays_inside(n, inside)):
-            found.append(n)
-    return found
+    for node in sorted(side, key=lambda n: n.index):
+        if any(source in reading and source not in stops for source in node.inputs):
+            reading.add(node)
+    return reading
 
 
 def _stays_inside(node: Node, inside: set[Node]) -> bool:
     """Whether everything computed from a node is in `inside`, up to the last node there; unused values do not count."""
     last = max(n.index for n in inside)
-    seen, stack = {node}, [node]
-    while stack:
-        for user in stack.pop().users:
-            if user not in inside and user.users:
-                return False
-            if user not in seen and user.index < last:
-                seen.add(user)
-                stack.append(user)
-    return True
+    made = reachable([node], lambda n: [user for user in n.users if user.index < last])
+    return all(user in inside or not user.users for n in made for user in n.users)
 
 
 def _is_part_of_a_branch(node: Node, shortcuts: Mapping[Node, Node]) -> bool:
@@ -174,25 +186,14 @@ def _is_part_of_a_branch(node: Node, shortcuts: Mapping[Node, Node]) -> bool:
     return ancestor is not None and not any(n.kind == "weight" for n in other)
 
 
-def _entries(ancestor: Node, side: Sequence[Node], own: set[Node]) -> set[Node]:
-    """The layers that read the ancestor with no other layer of the branch between."""
-    reading = {ancestor}
-    for node in sorted(side, key=lambda n: n.index):
-        if any(source in reading and source not in own for source in node.inputs):
-            reading.add(node)
-    return reading & own
-
-
-def _ends(end: Node, ancestor: Node, side: Sequence[Node], own: set[Node]) -> dict[Node, bool]:
+def _last_layers(end: Node, ancestor: Node, side: Sequence[Node], own: set[Node]) -> dict[Node, bool]:
     """The layers whose output `end` is, each with whether an activation or a division by its norm follows it.
 
     Of the factors of a product, one is followed. If two were set to 0, neither would get a gradient.
     """
-    reading = {ancestor}
+    reading = _readers(ancestor, side)
     ends: dict[Node, dict[Node, bool]] = {}
     for node in sorted(side, key=lambda n: n.index):
-        if any(source in reading for source in node.inputs):
-            reading.add(node)
         if node in own:
             ends[node] = {node: False}
             continue
@@ -212,16 +213,7 @@ def _ends(end: Node, ancestor: Node, side: Sequence[Node], own: set[Node]) -> di
 
 def _walk_back(end: Node, side: set[Node], stops: Set[Node] = frozenset()) -> set[Node]:
     """The nodes of `side` that `end` depends on other than through bounded factors, up to the first of `stops`."""
-    seen: set[Node] = set()
-    stack = [end]
-    while stack:
-        node = stack.pop()
-        if node in seen or node not in side:
-            continue
-        seen.add(node)
-        if node not in stops:
-            stack += unbounded_inputs(node)
-    return seen
+    return reachable(side & {end}, lambda n: () if n in stops else side.intersection(unbounded_inputs(n)))
 
 
 def _keeps_size(node: Node) -> bool:
@@ -301,3 +293,108 @@ def _is_reduced(node: Node) -> bool:
         return any(map(_is_reduced, reversed(node.inputs)))
     passes = node.kind in ("scaling", "other") and len(node.inputs) == 1
     return passes and (node.reduces_features or (node.inputs[0].shape == node.shape and _is_reduced(node.inputs[0])))
+
+
+class NonResidualSums:
+    """The sums that are not residual, though their operands have a common ancestor.
+
+    - A sum that leads to single numbers only, as in `((prediction - x) ** 2).mean()`, is part of a loss.
+    - Sums of parallel layers, conv3x3(x) + conv1x1(x) + x as in re-parametrizable blocks, form one layer.
+    - A sum of heads, (h1(z) + h2(z)) / 2, adds outputs of the network; `adds_heads` recognizes it.
+
+    Attributes:
+        shares: For each of several parallel layers, the number of paths that are added to one another.
+    """
+
+    def __init__(self, flow: Sequence[Node], outputs: Set[Node]) -> None:
+        self.shares: dict[Node, int] = {}
+        self._members: set[Node] = set()
+        self._outputs = outputs
+        self._before_layers = _before(flow)
+        several = {n for n in flow if n.shape not in ((), (1,)) and (n in outputs or not n.users)}
+        used = _before(flow, several)
+        seen: set[Node] = set()
+        for node in reversed(flow):
+            if node.kind == "sum" and node not in used:
+                self._members.add(node)
+            elif node.kind == "sum" and node not in seen:
+                sums, leaves = _leaves(node)
+                seen.update(sums)
+                self._note_parallel_layers(sums, leaves)
+
+    def __contains__(self, node: Node) -> bool:
+        """Whether a sum is part of a loss or of a group of parallel layers."""
+        return node in self._members
+
+    def precedes_a_layer(self, node: Node) -> bool:
+        """Whether a weight layer depends on a node."""
+        return node in self._before_layers
+
+    def adds_heads(self, node: Node, ancestor: Node, layers: Sequence[Sequence[Node]]) -> bool:
+        """Whether a sum whose operands both have layers adds the outputs of heads.
+
+        True if the sum has at most half of its ancestor's channels and as many as an output; or if no weight layer
+        follows it and it has at most half of its ancestor's channels, or as many layers on one side as on the other. A
+        projection shortcut of the last block has fewer layers than its branch, and does not reduce the channels.
+        """
+        scores = 2 * _channels(node) <= _channels(ancestor)
+        if scores and any(_channels(node) == _channels(output) for output in self._outputs):
+            return True
+        return not self.precedes_a_layer(node) and (scores or len(layers[0]) == len(layers[1]))
+
+    def _note_parallel_layers(self, sums: Sequence[Node], leaves: Sequence[Node]) -> None:
+        """Note the layers of a tree of sums if each leaf is at most one layer on one common signal.
+
+        A path without a layer is one of them only if the layers read the signal itself: x + W norm(x) + V norm(x) adds
+        two branches to the stream x.
+        """
+        paths = [list(_straight_back(leaf)) for leaf in leaves]
+        common = set(paths[0]).intersection(*paths[1:])
+        start = next((n for n in paths[0] if n in common), None)
+        if start is None:
+            return
+        paths = [path[: path.index(start)] for path in paths]
+        layers = [[n for n in path if n.kind == "weight"] for path in paths]
+        bare = any(not found for found in layers)
+        read = [path[path.index(own[0]) + 1 :] for path, own in zip(paths, layers, strict=True) if own]
+        direct = all(n.kind == "scaling" for n in chain(*read))
+        if max(map(len, layers)) == 1 and sum(map(len, layers)) > 1 and (direct or not bare):
+            self._members.update(sums)
+            self.shares.update(dict.fromkeys(chain(*layers), len(leaves)))
+
+
+def _leaves(top: Node) -> tuple[list[Node], list[Node]]:
+    """The sums of a tree of sums, in which each but the top one is read by the next only, and its operands."""
+    sums: list[Node] = []
+    leaves: list[Node] = []
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        sums.append(node)
+        for operand in node.inputs:
+            inner = operand
+            while inner.kind == "scaling" and len(inner.inputs) == len(inner.users) == 1:
+                inner = inner.inputs[0]
+            (stack if inner.kind == "sum" and len(inner.users) == 1 else leaves).append(inner)
+    return sums, leaves
+
+
+def _straight_back(node: Node) -> Iterator[Node]:
+    """The nodes before a node, itself first, as long as each reads one signal and is neither activation nor input."""
+    yield node
+    while len(node.inputs) == 1 and node.kind not in ("activation", "sum", "gate"):
+        node = node.inputs[0]
+        yield node
+
+
+def _before(flow: Sequence[Node], results: Set[Node] = frozenset()) -> set[Node]:
+    """The nodes that a weight layer or one of these results depends on, and the results."""
+    found: set[Node] = set()
+    for node in reversed(flow):
+        if node in results or any(user.kind == "weight" or user in found for user in node.users):
+            found.add(node)
+    return found
+
+
+def _channels(node: Node) -> int:
+    return node.shape[1] if len(node.shape) == 4 else node.shape[-1] if node.shape else 1

@@ -136,17 +136,13 @@ class WeightUses:
             self.use(held, "embedding" if name.startswith("embedding") else beside)
             return ()
         self.use(held, "weight")
-        return tuple(
-            _weight(path, _stored_transposed(name, args, operands, t, self._origins[id(t)].transposed), name)
-            for t in held
-            for path in self._origins[id(t)].paths
-        )
-
-
-def _weight(path: str, transposed: bool, function: str) -> Weight:
-    """The weight whose parameter has this qualified name."""
-    module, _, parameter = path.rpartition(".")
-    return Weight(module, parameter, transposed, convolution=function.startswith("conv"))
+        found = []
+        for t in held:
+            transposed = _stored_transposed(name, args, operands, t, self._origins[id(t)].transposed)
+            for path in self._origins[id(t)].paths:
+                module, _, parameter = path.rpartition(".")
+                found.append(Weight(module, parameter, transposed, convolution=name.startswith("conv")))
+        return tuple(found)
 
 
 def _stored_transposed(

@@ -6,7 +6,8 @@
 from importlib import import_module
 
 from normfree.methods.initialize import Batch, InitContext, initialize_
-from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, Skip, get, names, register, unregister
+from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, Skip
+from normfree.methods.method_registry import get, names, register, unregister
 
 FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
@@ -18,7 +19,6 @@ FAMILIES = tuple(
         "lsuv",
         "weightnorm",
         "nf_resnets",
-        "dynamic_tanh",
         "transformer_methods",
         "norm_baselines",
     )

@@ -11,9 +11,19 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from normfree import theory
-from normfree.errors import unknown_name
 from normfree.methods.initialize import InitContext, gain
-from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate, register
+from normfree.methods.method import (
+    NONE,
+    ONE,
+    RESIDUAL_SUMS,
+    Law,
+    Method,
+    Rule,
+    ScalarRate,
+    require_choice,
+    require_positive,
+)
+from normfree.methods.method_registry import register
 from normfree.plan import Branch, Layer, ResidualPlan
 
 
@@ -54,7 +64,7 @@ class FixupInit:
         for layer in plan.body:
             _he_fan_out_(ctx, layer)
         for layer in plan.classifier:
-            if self.zero_classifier and not layer.nonzero:
+            if self.zero_classifier and not layer.must_be_nonzero:
                 ctx.zero_(layer)
             else:
                 ctx.default_(layer)
@@ -62,17 +72,17 @@ class FixupInit:
     def _branch_layer_(self, ctx: InitContext, branch: Branch, layer: Layer, *, xavier: bool) -> None:
         """Initialize one layer of a branch."""
         total = len(ctx.plan.branches)
-        covered = any(end.nonzero for end in branch.ends)  # the multiplier after the activation counts as a layer
-        if self.zero_last and layer in branch.ends and not layer.nonzero and not branch.merges:
+        # A multiplier after an activation at the end of the branch counts as a layer.
+        degree = branch.degree + any(last.must_be_nonzero for last in branch.last_layers)
+        if self.zero_last and layer in branch.last_layers and not layer.must_be_nonzero and not branch.merges_signals:
             ctx.zero_(layer)
-        elif layer.gate or branch.merges:
+        elif layer.gate or branch.merges_signals:
             _he_fan_out_(ctx, layer)
         else:
             weight = fused_xavier(ctx, branch, layer) if xavier else _he_fan_out(ctx, layer)
             bounded = self.bounded and branch.degree == ATTENTION
             scaled = linear_part(branch, layer, weight) if bounded else weight
-            degree = 2 if bounded else branch.degree + covered
-            scaled.mul_(self.scale * theory.fixup_scale(total, degree))
+            scaled.mul_(self.scale * theory.fixup_scale(total, 2 if bounded else degree))
             ctx.set_(layer, weight)
 
 
@@ -82,9 +92,6 @@ def _he_fan_out(ctx: InitContext, layer: Layer) -> Tensor:
 
 def _he_fan_out_(ctx: InitContext, layer: Layer) -> None:
     ctx.set_(layer, _he_fan_out(ctx, layer))
-
-
-_TRANSFORMERS = ("authors", "biased")
 
 
 @register
@@ -128,17 +135,15 @@ def fixup(
     the attention over the memory, at any depth. A classifier tied to the embeddings is not zero, so such a network
     starts above the loss of a uniform guess. A converted Transformer keeps its bias vectors and gets δ.
     """
-    if not scale > 0:
-        raise ValueError(f"expected option 'scale' of method 'fixup' to be positive, got {scale:g}")
-    if transformer not in _TRANSFORMERS:
-        raise unknown_name("value of option 'transformer' of method 'fixup'", transformer, _TRANSFORMERS)
+    require_positive("fixup", scale=scale)
+    require_choice("fixup", "transformer", transformer, ("authors", "biased"))
     return Method(
         name="fixup",
         summary="rescaled initialization that updates the network by Θ(η) per step at any depth",
         paper="fixup",
         reference="fixup, section 3, equation 5",
-        h="identity, or of x + b at transitions",
-        weights="plain; He fan-out (Transformers: Xavier) × L^(-1/(2m-2)), last and classifier 0, scalar biases",
+        shortcut_text="identity, or of x + b at transitions",
+        weights_text="plain; He fan-out (Transformers: Xavier) × L^(-1/(2m-2)), last and classifier 0, scalar biases",
         rule=Rule(
             beta=Law(1.0, learnable=True) if branches and multiplier else ONE,
             delta=Law(0.0, learnable=True) if bias else NONE,
@@ -174,8 +179,8 @@ def fixup_bounded(*, scalar_lr: str = "auto", transformer: str = "authors") -> M
         summary="fixup that counts an attention as two layers, because its softmax is bounded: Θ(η) for Transformers",
         paper="none",
         reference="ours; docs/design.md",
-        h="identity",
-        weights="plain; as fixup, but values × L^(-1/2), queries and keys × 1",
+        shortcut_text="identity",
+        weights_text="plain; as fixup, but values × L^(-1/2), queries and keys × 1",
         initializer=FixupInit(bounded=True, xavier=transformer == "authors"),
         skips=("sequence",),
     )
@@ -239,11 +244,11 @@ def linear_part(branch: Branch, layer: Layer, weight: Tensor) -> Tensor:
     The layers of an attention must run in the order query, key, value, output, or one layer must hold query, key and
     value as three parts.
     """
-    if branch.degree != ATTENTION or layer in branch.ends:
+    if branch.degree != ATTENTION or layer in branch.last_layers:
         return weight
     if layer.parts == 3:
         return weight[2 * len(weight) // 3 :]
-    inside = [inner for inner in branch.layers if inner not in branch.ends and not inner.gate]
+    inside = [inner for inner in branch.layers if inner not in branch.last_layers and not inner.gate]
     return weight if layer == inside[-1] else weight[:0]
 
 
@@ -254,7 +259,7 @@ def fused_xavier(ctx: InitContext, branch: Branch, layer: Layer) -> Tensor:
     3·fan_out). It is 2/(fan_in + fan_out) in the other layers.
     """
     fan_in, fan_out = ctx.fans(layer)
-    parts = 3 if branch.degree == ATTENTION and layer not in branch.ends else 1
+    parts = 3 if branch.degree == ATTENTION and layer not in branch.last_layers else 1
     return ctx.uniform(layer, 2.0 / (fan_in + parts * fan_out))
 
 

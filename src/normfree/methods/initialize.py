@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 
 from normfree import theory
 from normfree.arguments import check_arguments
-from normfree.methods.method import Method, get
+from normfree.methods.method import Method
+from normfree.methods.method_registry import get
 from normfree.nn.attention import TokenEmbedding
 from normfree.nn.model_state import eval_mode, restored_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
@@ -105,8 +105,8 @@ class InitContext:
         if layer.tied:
             return
         module = self.module(layer)
-        if layer.share > 1:
-            weight = weight * layer.share**-0.5
+        if layer.parallel_paths > 1:
+            weight = weight * layer.parallel_paths**-0.5
         if layer.transposed:
             stored_shape = getattr(module, layer.parameter).shape
             weight = (weight.transpose(0, 1) if self._convolves(layer) else weight.mT).reshape(stored_shape)
@@ -126,14 +126,14 @@ class InitContext:
         for layer in self.plan.classifier:
             self.default_(layer)
 
-    def embed_(self, factor: float = 1.0) -> None:
+    def draw_embeddings_(self, factor: float = 1.0) -> None:
         """Draw each `TokenEmbedding` from N(0, 1/width), times a factor; other embeddings stay unchanged."""
         for module in self.modules.values():
             if isinstance(module, TokenEmbedding):
                 draw = self._empty(tuple(module.weight.shape)).normal_(generator=self.generator)
                 module.weight.copy_(draw.mul_(factor * module.embedding_dim**-0.5))
 
-    def run(self) -> None:
+    def run_model(self) -> None:
         """Run the model on the batch, in evaluation mode, so that dropout draws nothing from the global generator."""
         if self.example is None:
             raise ValueError("expected a batch to calibrate on, got none; pass example=a batch of inputs")
@@ -168,7 +168,7 @@ def fans(module: nn.Conv2d | nn.Linear) -> tuple[int, int]:
 
 def gain(layer: Layer) -> float:
     """Return γ, the gain of the variance in He's rule: 2 if the layer's input is a ReLU's output, else 1."""
-    return theory.forward_gain("relu") if layer.activated_in else 1.0
+    return theory.forward_gain("relu") if layer.reads_activation else 1.0
 
 
 def standardized(weight: Tensor, variance: float, *, per_channel: bool = False) -> Tensor:
@@ -185,7 +185,6 @@ def standardized(weight: Tensor, variance: float, *, per_channel: bool = False) 
     return scaled.view_as(weight)
 
 
-@torch.no_grad()
 def initialize_(
     model: nn.Module,
     method: str | Method,
@@ -193,7 +192,6 @@ def initialize_(
     *,
     example: Batch | None = None,
     generator: torch.Generator | None = None,
-    restore: bool = True,
 ) -> nn.Module:
     """Initialize a model by a method, in place.
 
@@ -208,7 +206,6 @@ def initialize_(
         example: A batch of inputs, for data-dependent methods such as `"lsuv"`.
         generator: The source of all draws, so that one seed gives the same weights on any device. The default is
             torch's global generator.
-        restore: Whether an error leaves the model unchanged; this copies every weight first.
 
     Returns:
         The model.
@@ -216,7 +213,7 @@ def initialize_(
     Raises:
         ValueError: If the method needs residual branches and the plan has none, if it needs a batch and gets none, if
             the model lacks the method's modules, or if a weight is computed from other parameters and cannot be set.
-            With `restore`, the model is then unchanged.
+            The model is then unchanged.
     """
     method = get(method)
     check_arguments(model=model, plan=plan)
@@ -227,15 +224,19 @@ def initialize_(
                 f"expected a model that provides a plan, got {type(model).__name__}; "
                 "pass plan=normfree.discover(model, example)"
             )
-    ctx = InitContext(model, plan, generator, example)
-    with restored_on_error(model) if restore else nullcontext():
-        _check(ctx, method)  # reads weights, and spectral norm counts each reading
-        _write_(ctx, method)
+    with restored_on_error(model):
+        write_weights_(InitContext(model, plan, generator, example), method)
     return model
 
 
-def _write_(ctx: InitContext, method: Method) -> None:
-    """Reset normalizers, scalars and biases, set the scalars of the rule, then run the method's initializer."""
+@torch.no_grad()
+def write_weights_(ctx: InitContext, method: Method) -> None:
+    """Reset normalizers, scalars and biases, set the scalars of the rule, then run the method's initializer.
+
+    Raises:
+        ValueError: As `initialize_`, but the model may be changed.
+    """
+    _check(ctx, method)
     for module in ctx.modules.values():
         if isinstance(module, NORM_TYPES):
             module.reset_parameters()
@@ -250,7 +251,7 @@ def _write_(ctx: InitContext, method: Method) -> None:
     for scalar, value in _added_scalars(ctx.plan).items():
         ctx.model.get_parameter(scalar).fill_(value)
     ctx.zero_biases_()
-    ctx.embed_()
+    ctx.draw_embeddings_()
     method.initializer(ctx)
 
 
@@ -324,9 +325,9 @@ def _check(ctx: InitContext, method: Method) -> None:
     if ctx.plan.changes is not None:
         remedy = f"convert the original again, by '{method.spec}'"
     for layer, weighted in ctx.each(ctx.plan.hidden()):
-        if weight_kind(weighted) != method.weight:
+        if weight_kind(weighted) != method.weight_kind:
             raise ValueError(
-                f"method '{method.name}' expects {method.weight} layers, got {type(weighted).__name__} at "
+                f"method '{method.name}' expects {method.weight_kind} layers, got {type(weighted).__name__} at "
                 f"'{layer.name}'; {remedy}"
             )
     if method.kind == "norm-free":

@@ -22,7 +22,8 @@ from torch import nn
 
 from normfree import theory
 from normfree.methods.initialize import InitContext, gain, standardized
-from normfree.methods.method import SQRT_HALF, Method, Rule, register
+from normfree.methods.method import SQRT_HALF, Method, Rule, require_choice
+from normfree.methods.method_registry import register
 from normfree.nn.model_state import on_meta
 from normfree.plan import Layer
 from normfree.theory import FloatArray
@@ -145,15 +146,13 @@ def isograd(*, shortcut: str = "identity") -> Method:
 
     Reference: none; it completes robust, section 2, equation 2, which counts taps without stride and padding.
     """
-    if shortcut not in ("identity", "conv"):
-        raise ValueError(f"expected option 'shortcut' of method 'isograd' to be identity or conv, got '{shortcut}'")
+    require_choice("isograd", "shortcut", shortcut, ("identity", "conv"))
     return Method(
         name="isograd",
         summary="for ResNets: fan-out corrected for stride and zero padding, so that the gradient's variance is flat",
-        paper="none",
         reference="ours; docs/design.md",
-        h="identity, or as convshort",
-        weights="plain; fan-out corrected for stride and padding, standardized after sampling",
+        shortcut_text="identity, or as convshort",
+        weights_text="plain; fan-out corrected for stride and padding, standardized after sampling",
         rule=Rule(c=SQRT_HALF),
         initializer=_isograd_,
         form="pre",

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from normfree.methods.initialize import InitContext
-from normfree.methods.method import ONE, WITH_SEQUENCES, Law, Method, Rule, register
+from normfree.methods.method import ONE, WITH_SEQUENCES, Law, Method, Rule, require_choice
+from normfree.methods.method_registry import register
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import scalars_of
 from normfree.nn.weight_layers import set_weight_
@@ -61,7 +62,7 @@ def _calibrate_(ctx: InitContext, names: Iterable[str], calibrate: Callable[[nn.
     with ExitStack() as hooks:
         for name in names:
             hooks.enter_context(ctx.modules[name].register_forward_hook(_Once(name, calibrate)))
-        ctx.run()
+        ctx.run_model()
 
 
 def _scale_blocks_(ctx: InitContext) -> None:
@@ -119,16 +120,14 @@ def lsuv(*, by: str = "block") -> Method:
     Differs: the factor c, because no scale of the branch's weights could give x + f(x) the variance of x. One pass
     instead of iterations, because block and layer outputs are proportional to their factors.
     """
-    if by not in ("block", "layer"):
-        raise ValueError(f"expected option 'by' of method 'lsuv' to be block or layer, got '{by}'")
+    require_choice("lsuv", "by", by, ("block", "layer"))
     blocks = by == "block"
     return Method(
         name="lsuv",
         summary=f"orthogonal weights scaled on a batch so that every {by} has unit output variance",
         paper="fixup, normdead",
         reference="fixup, section 4.1; Mishkin & Matas 2016",
-        h="identity",
-        weights="plain; orthogonal" + ("" if blocks else ", then unit variance on a batch"),
+        weights_text="plain; orthogonal" + ("" if blocks else ", then unit variance on a batch"),
         rule=Rule(c=Law(1.0, text="1/std on a batch", set_by_initializer=True) if blocks else ONE),
         initializer=_scale_blocks_ if blocks else _scale_layers_,
         skips=WITH_SEQUENCES,

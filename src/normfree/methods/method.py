@@ -1,15 +1,12 @@
-"""The `Method` record (residual rule, layers, initializer, parameter groups), and the registry of methods by name."""
+"""The `Method` record: its residual rule, layers, initializer and parameter groups."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from normfree.arguments import check_arguments
 from normfree.errors import unknown_name
 from normfree.nn.normalizers import ActivationName, NormName
 from normfree.nn.weight_layers import WeightKind
@@ -132,13 +129,13 @@ class Method:
     Attributes:
         name: The name in the registry.
         summary: One line about the method.
-        paper: The papers of this project that use it, or "none".
         reference: Section and equation of the source.
-        weights: The weight layers and their initialization, as text for the table of methods. The fields `weight` and
+        weights_text: The weight layers and their initialization, for the table of methods; `weight_kind` and
             `initializer` set the behaviour.
         initializer: The function that writes the weights of a model, given an `InitContext`.
+        paper: The papers of this project that use it.
         kind: Whether it is a plain initialization, a norm-free method, or a normalized network for comparison.
-        h: The shortcut, as text for the table of methods. The fields `shortcut` and `shortcut_reads` set the behaviour.
+        shortcut_text: The shortcut, for the table of methods; `shortcut` and `shortcut_reads` set the behaviour.
         rule: The scalars of the residual equation.
         form: The block form that the method was designed for; None takes the model's.
         forms: The block forms that it works with.
@@ -146,7 +143,7 @@ class Method:
         spatial_only: Whether it needs images.
         shortcut: Which shortcuts are 1×1 convolutions: the model's own choice, those that change the shape, or all.
         shortcut_reads: The input of such a shortcut: the branch's entry (pre-activation or first bias) or the raw x.
-        weight: The kind of weight layer.
+        weight_kind: The kind of weight layer: plain, or how its weight is reparametrized.
         norm: The normalizer, if any.
         activation: The activation function.
         dropout: The probability of alpha dropout, with SELU only.
@@ -165,12 +162,12 @@ class Method:
 
     name: str
     summary: str
-    paper: str
     reference: str
-    weights: str
+    weights_text: str
     initializer: Callable[[InitContext], None]
+    paper: str = "none"
     kind: Kind = "norm-free"
-    h: str = "as built"
+    shortcut_text: str = "identity"
     rule: Rule = field(default_factory=Rule)
     form: Form | None = None
     forms: tuple[Form, ...] = FORMS
@@ -178,7 +175,7 @@ class Method:
     spatial_only: bool = False
     shortcut: Literal["model", "conv", "conv everywhere"] = "model"
     shortcut_reads: Literal["entry", "raw"] = "entry"
-    weight: WeightKind = "plain"
+    weight_kind: WeightKind = "plain"
     norm: NormName | None = None
     activation: ActivationName = "relu"
     dropout: float = 0.0
@@ -204,14 +201,6 @@ class Method:
         shown = options_text(self.options, ",")
         return f"{self.name}:{shown}" if shown else self.name
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """Pickle a registered method as its spec, since a plug-in's functions may be lambdas; any other by value."""
-        try:
-            registered = get(self.spec) == self
-        except ValueError:  # unknown name or option
-            registered = False
-        return (get, (self.spec,)) if registered else super().__reduce_ex__(protocol)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Method:
         """Return the method itself, because it is immutable."""
         return self
@@ -221,10 +210,10 @@ class Method:
         return {
             "method": self.name,
             "c": self.rule.c.text,
-            "h(s)": self.h,
+            "h(s)": self.shortcut_text,
             "α": self.rule.alpha.text,
             "β": self.rule.beta.text,
-            "weights and initialization": self.weights,
+            "weights and initialization": self.weights_text,
             "paper": self.paper,
             "options": options_text(self.options, ", "),
         }
@@ -236,9 +225,9 @@ class Method:
             "summary": self.summary,
             "kind": self.kind,
             "rule": {name: law.text for name, law in self.rule.laws().items()},
-            "shortcut": self.h,
-            "weights": self.weights,
-            "weight_layer": self.weight,
+            "shortcut": self.shortcut_text,
+            "weights": self.weights_text,
+            "weight_layer": self.weight_kind,
             "normalizer": self.norm,
             "activation": self.activation,
             "form": self.form,
@@ -250,135 +239,20 @@ class Method:
         }
 
 
+def require_positive(method: str, **options: float) -> None:
+    """Raise `ValueError` if an option of a method is 0 or less."""
+    for option, value in options.items():
+        if not value > 0:
+            raise ValueError(f"expected option '{option}' of method '{method}' to be positive, got {value:g}")
+
+
+def require_choice(method: str, option: str, value: str, known: Iterable[str]) -> None:
+    """Raise `ValueError` if the value of a method's option is not one of the known ones."""
+    if value not in known:
+        raise unknown_name(f"value of option '{option}' of method '{method}'", value, known)
+
+
 def options_text(options: Mapping[str, object], separator: str) -> str:
     """Return options as they are written after the name of a method."""
     texts = {key: str(v).lower() if isinstance(v, bool) else f"{v}" for key, v in options.items()}
     return separator.join(f"{key}={text}" for key, text in texts.items())
-
-
-Factory = Callable[..., Method]
-_T = TypeVar("_T", Method, Factory)
-_FACTORIES: dict[str, Factory] = {}
-
-
-def register(method: _T) -> _T:
-    """Add a method to the registry, so that its name works wherever normfree takes a method.
-
-    Works as a decorator.
-
-    Args:
-        method: A `Method`, or a function that returns one. The function's keyword arguments are the method's options,
-            and their defaults set the options' types: with `def mine(*, r: float = 0.9)`, `"mine:r=0.5"` works.
-
-    Returns:
-        The argument.
-
-    Raises:
-        ValueError: If the name is taken or not an identifier.
-    """
-    check_arguments(registered=method)
-    factory: Factory = (lambda: method) if isinstance(method, Method) else method
-    name = factory().name
-    if name in _FACTORIES:
-        raise ValueError(f"expected a new method name, got '{name}', which is registered; choose another name")
-    if not name.isidentifier():
-        raise ValueError(f"expected a method name of letters, digits and underscores, got '{name}'")
-    _FACTORIES[name] = cache(factory)  # so that one spec gives equal methods, even if their functions are lambdas
-    return method
-
-
-def unregister(name: str) -> None:
-    """Remove a method from the registry, so that a plug-in or a test can clean up after itself."""
-    if name not in _FACTORIES:
-        raise unknown_name("method", name, _FACTORIES)
-    del _FACTORIES[name]
-
-
-def names() -> list[str]:
-    """Return the names of all methods, in the order of the table."""
-    return list(_FACTORIES)
-
-
-def description(name: str) -> str:
-    """Return the docstring of the function that makes a method, or '' if a record was registered."""
-    return inspect.getdoc(_FACTORIES[name]) or ""
-
-
-def get(spec: str | Method) -> Method:
-    """Return the method for a string such as 'hanin:r=0.9'.
-
-    >>> get("hanin:r=0.5").options
-    {'r': 0.5}
-
-    Args:
-        spec: A registered name, with options after a colon; a `Method` is returned unchanged.
-
-    Raises:
-        ValueError: If the name or an option is unknown, or an option's value is invalid.
-    """
-    if isinstance(spec, Method):
-        return spec
-    check_arguments(method=spec)
-    name, options = parse_spec(spec)
-    return replace(_FACTORIES[name](**options), options=options)
-
-
-def parse_spec(spec: str) -> tuple[str, dict[str, object]]:
-    """Return the name of a method and all its options, those at their defaults too, without making the method.
-
-    Raises:
-        ValueError: If the name or an option is unknown, or a value has the wrong type.
-    """
-    name, _, text = spec.partition(":")
-    if name not in _FACTORIES:
-        error = unknown_name("method", name, _FACTORIES)
-        if "did you mean" in str(error):
-            raise error
-        raise ValueError(f"{error}; import your own method's module first (--plugin MODULE)")
-    defaults = {key: p.default for key, p in inspect.signature(_FACTORIES[name]).parameters.items()}
-    given: dict[str, object] = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"expected options as 'name:key=value,…' in '{spec}', got '{pair}'")
-        if key not in defaults:
-            raise unknown_name(f"option of method '{name}'", key, defaults)
-        if key in given:
-            raise ValueError(f"expected each option once in '{spec}', got '{key}' twice")
-        given[key] = _convert(f"option '{key}' of method '{name}'", value, defaults[key])
-    return name, {**defaults, **given}
-
-
-def short_spec(spec: str) -> str:
-    """Return a method as a person writes it, with those options only that differ from their defaults.
-
-    >>> short_spec("hanin:r=0.9"), short_spec("hanin:r=0.8")
-    ('hanin', 'hanin:r=0.8')
-
-    A method that is not registered here is returned unchanged.
-    """
-    try:
-        name, options = parse_spec(spec)
-        defaults = parse_spec(name)[1]
-    except ValueError:
-        return spec
-    shown = options_text({key: value for key, value in options.items() if value != defaults[key]}, ",")
-    return f"{name}:{shown}" if shown else name
-
-
-def _convert(where: str, text: str, default: object) -> object:
-    """Convert an option's text to the type of its default."""
-    if isinstance(default, bool):
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"expected true or false for {where}, got '{text}'")
-        return text.lower() == "true"
-    if isinstance(default, float | int):
-        try:
-            number = type(default)(text)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            kind = "a number" if isinstance(default, float) else "a whole number"
-            raise ValueError(f"expected {kind} for {where}, got '{text}'")
-        return number
-    return text

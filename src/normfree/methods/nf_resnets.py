@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from normfree import theory
 from normfree.methods.initialize import InitContext
-from normfree.methods.method import Law, Method, Rule, register
+from normfree.methods.method import Law, Method, Rule, require_positive
+from normfree.methods.method_registry import register
 from normfree.methods.standard_init import he_fan_in_
 from normfree.plan import Position
 
@@ -27,7 +28,7 @@ def _standardized_(ctx: InitContext) -> None:
     gamma = theory.variance_gain("relu")
     for layer, module in ctx.each(ctx.plan.hidden()):
         ctx.set_(layer, ctx.normal(layer, 1.0 / ctx.fans(layer)[0]))
-        module.gain.fill_(gamma**0.5 if layer.activated_in else 1.0)  # type: ignore[operator]
+        module.gain.fill_(gamma**0.5 if layer.reads_activation else 1.0)  # type: ignore[operator]
     ctx.default_classifier_()
 
 
@@ -43,21 +44,20 @@ def nf(*, beta: float = 0.2, bias: bool = True) -> Method:
 
     Reference: normdead, section 4.2, equation 5 and appendix A.2; Brock 2021, sections 3 and 4.
     """
-    if not beta > 0:
-        raise ValueError(f"expected option 'beta' of method 'nf' to be positive, got {beta:g}")
+    require_positive("nf", beta=beta)
     return Method(
         name="nf",
         summary="normalizer-free ResNet: analytic scaling before each branch, standardized weights",
         paper="normdead",
         reference="normdead, section 4.2",
-        h="pre-activated at transitions",
-        weights=f"centred, scaled weight standardization; fan-in{', biases 0' if bias else ''}",
+        shortcut_text="pre-activated at transitions",
+        weights_text=f"centred, scaled weight standardization; fan-in{', biases 0' if bias else ''}",
         rule=Rule(alpha=Law(InverseStd(beta), text="1/√E[Var]"), beta=Law(beta, text=f"{beta:g}")),
         initializer=_standardized_,
         form="pre",
         forms=("pre",),
         shortcut="conv",
-        weight="standardized",
+        weight_kind="standardized",
         layer_bias=bias,
         decay="weights",
     )
@@ -71,7 +71,7 @@ def nf_he(*, beta: float = 0.2, bias: bool = True) -> Method:
         name="nf_he",
         summary="nf with plain He weights: the mean drifts and the branches' variance is not kept",
         reference="normdead, Figure 5, left",
-        weights=f"plain; He fan-in{', biases 0' if bias else ''}",
+        weights_text=f"plain; He fan-in{', biases 0' if bias else ''}",
         initializer=he_fan_in_,
-        weight="plain",
+        weight_kind="plain",
     )

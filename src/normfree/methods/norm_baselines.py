@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from normfree.methods.fixup import fused_xavier
 from normfree.methods.initialize import InitContext
-from normfree.methods.method import SKIPS_WITHOUT_SEQUENCES, WITH_SEQUENCES, Method, register
+from normfree.methods.method import SKIPS_WITHOUT_SEQUENCES, WITH_SEQUENCES, Method
+from normfree.methods.method_registry import register
 from normfree.methods.standard_init import draw_normal_, he_fan_in_
 
 
@@ -18,8 +19,7 @@ def _method(name: str, summary: str, reference: str) -> Method:
         paper="normdead",
         reference=reference,
         kind="normalized",
-        h="identity",
-        weights=f"{name} for comparison; He fan-in",
+        weights_text=f"{name} for comparison; He fan-in",
         initializer=he_fan_in_,
         skips=SKIPS_WITHOUT_SEQUENCES,
     )
@@ -42,8 +42,8 @@ def batchnorm_convshort() -> Method:
         summary="batch norm with a 1×1 convolution in every shortcut, the baseline of robust",
         paper="robust",
         reference="robust, Table 1 and Figure 3",
-        h="1×1 convolution of the pre-activated input, every block",
-        weights="batchnorm for comparison; He fan-in",
+        shortcut_text="1×1 convolution of the pre-activated input, every block",
+        weights_text="batchnorm for comparison; He fan-in",
         form="pre",
         skips=("residual",),
         shortcut="conv everywhere",
@@ -78,7 +78,7 @@ def rmsnorm() -> Method:
         summary="division by the root mean square of the features of each position of a sequence",
         paper="none",
         reference="Zhang & Sennrich 2019, equation 4",
-        weights="rmsnorm for comparison; He fan-in",
+        weights_text="rmsnorm for comparison; He fan-in",
         norm="rms",
         skips=("sequence",),
     )
@@ -101,8 +101,9 @@ def instancenorm() -> Method:
 @register
 def spectralnorm() -> Method:
     """Weights over their largest singular value. Reference: normdead, section 2.3; Miyato 2018."""
-    summary, reference = "weights divided by their largest singular value", "normdead, section 2.3; Miyato 2018"
-    return replace(_method("spectralnorm", summary, reference), weights="spectral norm; He fan-in", weight="spectral")
+    summary = "weights divided by their largest singular value"
+    method = _method("spectralnorm", summary, "normdead, section 2.3; Miyato 2018")
+    return replace(method, weights_text="spectral norm; He fan-in", weight_kind="spectral")
 
 
 def _normprop_(ctx: InitContext) -> None:
@@ -121,9 +122,9 @@ def normprop() -> Method:
     summary = "statistics computed in expectation and built into layer and activation"
     return replace(
         _method("normprop", summary, "normdead, section 2.3; Arpit 2016"),
-        weights="weight norm, g = 1/1.21; ReLU made zero-mean, unit-variance",
+        weights_text="weight norm, g = 1/1.21; ReLU made zero-mean, unit-variance",
         initializer=_normprop_,
-        weight="weight_norm",
+        weight_kind="weight_norm",
         activation="normprop",
     )
 
@@ -143,7 +144,7 @@ def selu(*, dropout: float = 0.0) -> Method:
     summary = "an activation with a fixed point at zero mean and unit variance"
     return replace(
         _method("selu", summary, "normdead, section 2.3; Klambauer 2017"),
-        weights="plain; N(0, 1/fan_in), SELU, alpha dropout",
+        weights_text="plain; N(0, 1/fan_in), SELU, alpha dropout",
         initializer=_lecun_fan_in_,
         activation="selu",
         dropout=dropout,

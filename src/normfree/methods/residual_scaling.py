@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from normfree import theory
 from normfree.methods.initialize import InitContext, gain, standardized
-from normfree.methods.method import RESIDUAL_SUMS, SQRT_HALF, Law, Method, Rule, register
+from normfree.methods.method import RESIDUAL_SUMS, SQRT_HALF, Law, Method, Rule, require_choice, require_positive
+from normfree.methods.method_registry import register
 from normfree.methods.standard_init import he_fan_in_
 from normfree.plan import Position
 
@@ -38,15 +39,9 @@ class StandardizedHe:
 def _brock_(ctx: InitContext) -> None:
     gamma = theory.variance_gain("relu")
     for layer in ctx.plan.hidden():
-        variance = (gamma if layer.activated_in else 1.0) / ctx.fans(layer)[0]
+        variance = (gamma if layer.reads_activation else 1.0) / ctx.fans(layer)[0]
         ctx.set_(layer, standardized(ctx.normal(layer), variance, per_channel=True))
     ctx.default_classifier_()
-
-
-def _require_fan(method: str, fan: str) -> str:
-    if fan not in ("in", "out"):
-        raise ValueError(f"expected option 'fan' of method '{method}' to be in or out, got '{fan}'")
-    return fan
 
 
 @register
@@ -55,15 +50,15 @@ def idshort(*, fan: str = "out") -> Method:
 
     Reference: robust, section 3.3, setup 1, equation 5. Shape-changing blocks use ConvShort's shortcut (footnote 1).
     """
+    require_choice("idshort", "fan", fan, ("in", "out"))
     return Method(
         name="idshort",
         summary="scaled identity shortcut: the gradient's variance is kept from block to block",
         paper="robust",
         reference="robust, section 3.3, setup 1",
-        h="identity",
-        weights="plain; He fan-out, standardized after sampling",
+        weights_text="plain; He fan-out, standardized after sampling",
         rule=Rule(c=SQRT_HALF),
-        initializer=StandardizedHe(_require_fan("idshort", fan)),
+        initializer=StandardizedHe(fan),
         form="pre",
         shortcut="conv",
     )
@@ -84,7 +79,7 @@ def learnscalar() -> Method:
         name="learnscalar",
         summary="as idshort, with a learnable scalar on the identity shortcut",
         reference="robust, section 3.3, setup 2",
-        h="a·x, learnable, 1",
+        shortcut_text="a·x, learnable, 1",
         rule=Rule(c=SQRT_HALF, a=Law(_one_at_identities, text="learnable, 1", learnable=True)),
     )
 
@@ -100,18 +95,17 @@ def convshort(*, reads: str = "entry", gain: float = 2.0, fan: str = "out") -> M
     Differs: the paper writes h(x) = W_s x, but its printed gains hold for the pre-activated input only; with the raw
     input the gradient explodes with depth.
     """
-    if reads not in ("entry", "raw"):
-        raise ValueError(f"expected option 'reads' of method 'convshort' to be entry or raw, got '{reads}'")
-    if not gain > 0:
-        raise ValueError(f"expected option 'gain' of method 'convshort' to be positive, got {gain:g}")
+    require_choice("convshort", "reads", reads, ("entry", "raw"))
+    require_choice("convshort", "fan", fan, ("in", "out"))
+    require_positive("convshort", gain=gain)
     return replace(
         idshort(),
         name="convshort",
         summary="a 1×1 convolution of the pre-activated input in every shortcut",
         reference="robust, section 3.3, setup 3",
-        h="1×1 convolution of the pre-activated input, every block",
-        weights="plain; He fan-out, standardized after sampling, the shortcut too",
-        initializer=StandardizedHe(_require_fan("convshort", fan), gain),
+        shortcut_text="1×1 convolution of the pre-activated input, every block",
+        weights_text="plain; He fan-out, standardized after sampling, the shortcut too",
+        initializer=StandardizedHe(fan, gain),
         shortcut="conv everywhere",
         shortcut_reads="raw" if reads == "raw" else "entry",
     )
@@ -123,7 +117,7 @@ def _with_brock(method: Method) -> Method:
         name=f"{method.name}_brock",
         summary=f"{method.name} with Brock's initialization: forward kept, gradient explodes",
         reference=f"{method.reference}; equation 3",
-        weights="plain; per output channel γ/fan_in, γ = 2/(1-1/π)",
+        weights_text="plain; per output channel γ/fan_in, γ = 2/(1-1/π)",
         initializer=_brock_,
     )
 
@@ -157,8 +151,7 @@ def sqrt_half() -> Method:
         summary="halve the variance at every sum: it is preserved, but the shortcut fades with depth",
         paper="fixup, normdead",
         reference="normdead, equation 5 with α = √½",
-        h="identity",
-        weights="plain; He fan-in",
+        weights_text="plain; He fan-in",
         rule=Rule(c=SQRT_HALF),
         initializer=he_fan_in_,
         skips=RESIDUAL_SUMS,
@@ -171,8 +164,7 @@ def small_branch(*, beta: float = 0.2) -> Method:
 
     Reference: normdead, section 3.2 (β in [0.1, 0.3]; the source, Szegedy 2016, keeps batch norm).
     """
-    if not beta > 0:
-        raise ValueError(f"expected option 'beta' of method 'small_branch' to be positive, got {beta:g}")
+    require_positive("small_branch", beta=beta)
     return replace(
         sqrt_half(),
         name="small_branch",
@@ -231,7 +223,7 @@ def shao() -> Method:
         summary="shortcut and branch weighted so that the variance is kept and every branch counts the same",
         paper="normdead",
         reference="normdead, section 4.1; Shao 2020",
-        h="√(1-β²)·x",
+        shortcut_text="√(1-β²)·x",
         rule=Rule(a=Law(_shao_shortcut, text="√(1-β²)"), beta=Law(_shao_beta, text="1/√(l + L)")),
     )
 
@@ -269,6 +261,6 @@ def rezero() -> Method:
         summary="as skipinit, with the framework's default weights",
         paper="robust",
         reference="robust, section 1; Bachlechner 2020",
-        weights="plain; framework default",
+        weights_text="plain; framework default",
         initializer=_default_,
     )

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from normfree.methods.initialize import InitContext, gain
-from normfree.methods.method import WITH_SEQUENCES, Method, register
+from normfree.methods.method import WITH_SEQUENCES, Method
+from normfree.methods.method_registry import register
 from normfree.plan import Layer
 
 
@@ -48,7 +49,8 @@ def he_in() -> Method:
         paper="robust, fixup",
         reference="robust, equation 1; fixup, section 2",
         kind="initialization",
-        weights="plain; N(0, 2/fan_in)",
+        shortcut_text="as built",
+        weights_text="plain; N(0, 2/fan_in)",
         initializer=he_fan_in_,
         skips=WITH_SEQUENCES,
     )
@@ -62,7 +64,7 @@ def he_out() -> Method:
         name="he_out",
         summary="He initialization by fan-out; the gradient of a residual network doubles at every sum",
         reference="robust, equation 2",
-        weights="plain; N(0, 2/fan_out)",
+        weights_text="plain; N(0, 2/fan_out)",
         initializer=he_fan_out_,
     )
 
@@ -80,6 +82,6 @@ def xavier() -> Method:
         summary="Glorot initialization; the baseline of fixup's Table 1, which needs a small learning rate",
         paper="fixup",
         reference="fixup, Table 1; Glorot & Bengio 2010, equation 12",
-        weights="plain; N(0, 2/(fan_in + fan_out))",
+        weights_text="plain; N(0, 2/(fan_in + fan_out))",
         initializer=_xavier_everywhere_,
     )

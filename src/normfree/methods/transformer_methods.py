@@ -1,22 +1,60 @@
-"""Methods for Transformers that scale Xavier weights or shortcuts by the depth: T-Fixup, DeepNorm and Admin.
+"""Methods that were made for Transformers: dynamic tanh, T-Fixup, DeepNorm and Admin.
 
-T-Fixup has no normalizer; DeepNorm and Admin keep layer norm after each sum.
+Dynamic tanh (DyT) puts a tanh with a learnable slope in the place of each normalizer. The others scale Xavier weights
+or shortcuts by the depth: T-Fixup has no normalizer; DeepNorm and Admin keep layer norm after each sum.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from normfree.methods.fixup import scaled_xavier_, transformer_stacks
 from normfree.methods.initialize import InitContext
-from normfree.methods.method import Law, Method, Rule, register
-from normfree.methods.standard_init import xavier_
+from normfree.methods.method import WITH_SEQUENCES, Law, Method, Rule, require_positive
+from normfree.methods.method_registry import register
+from normfree.methods.standard_init import he_fan_in_, xavier_
+from normfree.nn.normalizers import DynamicTanh
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree.plan import Branch
+
+
+@dataclass(frozen=True)
+class DynamicTanhInit:
+    """Initializer: He fan-in; in the tanh the given α, weight 1 and bias 0."""
+
+    alpha: float
+
+    def __call__(self, ctx: InitContext) -> None:
+        for module in ctx.model.modules():
+            if isinstance(module, DynamicTanh):
+                module.start = self.alpha
+                module.reset_parameters()
+        he_fan_in_(ctx)
+
+
+@register
+def dyt(*, alpha: float = 0.5) -> Method:
+    """w·tanh(α·x) + b in place of every normalizer, with w and b per channel; α is learnable and starts at 0.5.
+
+    Conversion changes the normalizers only, neither weights nor sums.
+
+    Reference: Zhu, Chen, He, LeCun & Liu 2025, section 4, algorithm 1.
+    """
+    require_positive("dyt", alpha=alpha)
+    return Method(
+        name="dyt",
+        summary="tanh with learnable slope in place of each normalizer: squashes large values without statistics",
+        reference="Zhu et al. 2025, section 4",
+        weights_text="plain; He fan-in, dynamic tanh for the normalizer",
+        initializer=DynamicTanhInit(alpha),
+        skips=WITH_SEQUENCES,
+        norm="tanh",
+    )
 
 
 def tfixup_encoder_scale(layers: int) -> float:
@@ -32,7 +70,7 @@ def tfixup_decoder_scale(layers: int) -> float:
 def _tfixup_(ctx: InitContext) -> None:
     found = transformer_stacks(ctx.plan, "tfixup")
     xavier_(ctx, (*ctx.plan.stem, *ctx.plan.body))
-    ctx.embed_(tfixup_decoder_scale(found.decoder_layers or found.encoder_layers))
+    ctx.draw_embeddings_(tfixup_decoder_scale(found.decoder_layers or found.encoder_layers))
     for branch in found.encoder:
         scaled_xavier_(ctx, branch, tfixup_encoder_scale(found.encoder_layers))
     for branch in found.decoder:
@@ -53,10 +91,8 @@ def tfixup() -> Method:
     return Method(
         name="tfixup",
         summary="a Transformer's values, outputs, feed-forward layers and embeddings scaled down: no warm-up",
-        paper="none",
         reference="Huang et al. 2020, section 3.2",
-        h="identity",
-        weights="plain; Xavier × 0.67·N^(-1/4) or (9M)^(-1/4), embeddings too",
+        weights_text="plain; Xavier × 0.67·N^(-1/4) or (9M)^(-1/4), embeddings too",
         initializer=_tfixup_,
         skips=("sequence",),
     )
@@ -126,11 +162,10 @@ def deepnorm() -> Method:
     return Method(
         name="deepnorm",
         summary="layer norm after each sum, its shortcut scaled up and the branches scaled down by the depth",
-        paper="none",
         reference="Wang et al. 2022, Figure 2",
         kind="normalized",
-        h="α·x, α = (2N)^¼ or by encoder and decoder",
-        weights="layernorm kept; Xavier × (8N)^(-1/4) or by encoder and decoder",
+        shortcut_text="α·x, α = (2N)^¼ or by encoder and decoder",
+        weights_text="layernorm kept; Xavier × (8N)^(-1/4) or by encoder and decoder",
         rule=Rule(a=Law(1.0, text="(2N)^¼ or by encoder and decoder", set_by_initializer=True)),
         initializer=_deepnorm_,
         form="post",
@@ -170,7 +205,7 @@ def _admin_(ctx: InitContext) -> None:
                 after = block.branch.register_forward_hook(lambda _m, _a, out, p=profile: p.count(out))
                 hooks.enter_context(before)
                 hooks.enter_context(after)
-        ctx.run()
+        ctx.run_model()
 
 
 @register
@@ -185,11 +220,10 @@ def admin() -> Method:
     return Method(
         name="admin",
         summary="layer norm after each sum, its shortcut scaled by the variance of the branches before it on a batch",
-        paper="none",
         reference="Liu et al. 2020, section 4.2",
         kind="normalized",
-        h="ω·x, learnable, √(1 + Σ Var[f]) on a batch",
-        weights="layernorm kept; Xavier",
+        shortcut_text="ω·x, learnable, √(1 + Σ Var[f]) on a batch",
+        weights_text="layernorm kept; Xavier",
         rule=Rule(a=Law(1.0, text="learnable, √(1 + Σ Var[f]) on a batch", learnable=True, set_by_initializer=True)),
         initializer=_admin_,
         form="post",

@@ -8,13 +8,13 @@ from typing import Literal, get_args
 
 import torch
 
-from normfree.errors import unknown_name
 from normfree.methods.initialize import InitContext
 from normfree.methods.lsuv import calibrate_
-from normfree.methods.method import Law, Method, Rule, register
+from normfree.methods.method import Law, Method, Rule, require_choice
+from normfree.methods.method_registry import register
 from normfree.methods.standard_init import draw_normal_
 from normfree.nn.normalizers import OmittedActivation
-from normfree.plan import Branch, Layer
+from normfree.plan import Branch
 
 Directions = Literal["orthogonal", "gaussian"]
 Lengths = Literal["forward", "backward", "mean"]
@@ -32,23 +32,20 @@ def _set_lengths_(
     The last layer of a branch gets `last_gain`. The stem of a ResNet has γ = 2 even without its ReLU, as in the
     authors' code, but not in their text.
     """
-    bare = {layer for layer in ctx.plan.stem if isinstance(_next_module(ctx, layer), OmittedActivation)}
-    ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}
+    # The activation beside a layer, by the name that normfree's networks give it.
+    beside = {layer: ctx.modules.get(f"{layer.name.rpartition('.')[0]}.act") for layer in ctx.plan.stem}
+    bare = {layer for layer, activation in beside.items() if isinstance(activation, OmittedActivation)}
+    ends = {layer: branch for branch in ctx.plan.branches for layer in branch.last_layers}
     for layer, module in ctx.each(ctx.plan.hidden()):
         fan_in, fan_out = ctx.fans(layer)
         ctx.set_(layer, ctx.orthogonal(layer) if directions == "orthogonal" else ctx.normal(layer))
         if layer in ends:
             length = last_gain(ends[layer], fan_in, fan_out)
         else:
-            gamma = 2.0 if layer.activated_out or layer in bare else 1.0
+            gamma = 2.0 if layer.feeds_activation or layer in bare else 1.0
             length = (gamma * (fan_in / fan_out) ** power) ** 0.5
         module.gain.fill_(length)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
     ctx.default_classifier_()
-
-
-def _next_module(ctx: InitContext, layer: Layer) -> torch.nn.Module | None:
-    """Return the activation beside a layer, by the name that normfree's networks give it."""
-    return ctx.modules.get(f"{layer.name.rpartition('.')[0]}.act")
 
 
 @dataclass(frozen=True)
@@ -120,22 +117,20 @@ def wn(*, directions: Directions = "orthogonal", g: Lengths = "forward", stem_re
 
     Reference: wninit, sections 3 and 4, implementation details; theorems 1 to 4.
     """
-    for option, value, known in (("directions", directions, get_args(Directions)), ("g", g, _POWERS)):
-        if value not in known:
-            raise unknown_name(f"value of option '{option}' of method 'wn'", value, known)
+    require_choice("wn", "directions", directions, get_args(Directions))
+    require_choice("wn", "g", g, _POWERS)
     return Method(
         name="wn",
         summary="weight norm with orthogonal directions and lengths that keep the norm through any depth",
         paper="wninit",
         reference="wninit, sections 3 and 4, implementation details",
-        h="identity",
-        weights="weight norm; orthogonal, g = √(γ·fan_in/fan_out)",
+        weights_text="weight norm; orthogonal, g = √(γ·fan_in/fan_out)",
         rule=Rule(beta=Law(1.0, text="in g, 1/√B_k")),
         initializer=WeightNormInit(directions, g),
         form="linear",
         skips=("residual", "none"),
         shortcut="conv",
-        weight="weight_norm",
+        weight_kind="weight_norm",
         layer_bias=True,
         stem_relu=stem_relu,
     )
@@ -150,15 +145,14 @@ def wn_default(*, directions: str = "orthogonal", stem_relu: bool = False) -> Me
 
     Reference: wninit, section 5.1, baseline 1.
     """
-    if directions not in _WEIGHTS:
-        raise unknown_name("value of option 'directions' of method 'wn_default'", directions, _WEIGHTS)
+    require_choice("wn_default", "directions", directions, _WEIGHTS)
     drawn = {"orthogonal": "orthogonal", "he": "He"}[directions]
     return replace(
         wn(stem_relu=stem_relu),
         name="wn_default",
         summary="weight norm around orthogonal weights, with the lengths that they have",
         reference="wninit, section 5.1, baseline 1",
-        weights=f"weight norm; {drawn} v, g = ‖v‖",
+        weights_text=f"weight norm; {drawn} v, g = ‖v‖",
         rule=Rule(beta=Law(1.0, text="1")),
         initializer=_WEIGHTS[directions],
     )
@@ -172,7 +166,7 @@ def wn_data(*, stem_relu: bool = False) -> Method:
         name="wn_data",
         summary="weight norm with lengths and biases that standardize every pre-activation on one batch",
         reference="wninit, section 5; Salimans & Kingma 2016",
-        weights="weight norm; orthogonal, g = 1/σ and b = -μ/σ from a batch",
+        weights_text="weight norm; orthogonal, g = 1/σ and b = -μ/σ from a batch",
         rule=Rule(beta=Law(1.0, text="1")),
         initializer=_wn_data_,
         needs_example=True,
@@ -187,7 +181,7 @@ def wn_hanin(*, stem_relu: bool = False) -> Method:
         name="wn_hanin",
         summary="weight norm with a geometric series of branch lengths in every stage",
         reference="wninit, section 5.1, baseline 2",
-        weights="weight norm; as wn, but 0.9^b at branch ends",
+        weights_text="weight norm; as wn, but 0.9^b at branch ends",
         rule=Rule(beta=Law(1.0, text="in g, 0.9^b")),
         initializer=_wn_hanin_,
         skips=("residual",),

@@ -18,7 +18,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from normfree.methods import Form, Law, Method, Skip
-from normfree.methods.method import short_spec
+from normfree.methods.method_registry import short_spec
 from normfree.nn.normalizers import ACTIVATION_TYPES, OmittedActivation, activation, normalizer
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -52,7 +52,7 @@ class BlockBuilder:
 
     def layer(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> nn.Module:
         """Return a weight layer of the method's kind; vectors ignore kernel and stride."""
-        kind, bias = self.method.weight, self.method.layer_bias
+        kind, bias = self.method.weight_kind, self.method.layer_bias
         if not self.spatial:
             return LINEARS[kind](inputs, outputs, bias=bias)
         padding = kernel // 2
@@ -274,9 +274,9 @@ class Network(BaseModel):
         classifier, _ = sequence_layers("classifier", self.classifier, activated)
         return ResidualPlan(tuple(branches), stem=stem, classifier=classifier)
 
-    def _outside(self, body: tuple[Layer, ...], *, stem_activated_out: bool, activated: bool) -> ResidualPlan:
+    def _outside(self, body: tuple[Layer, ...], *, stem_feeds_activation: bool, activated: bool) -> ResidualPlan:
         """Return a plan without branches; `activated` is whether the body ends with an activation."""
-        stem, _ = sequence_layers("stem", self.stem, False, after=stem_activated_out)
+        stem, _ = sequence_layers("stem", self.stem, False, after=stem_feeds_activation)
         _, activated = sequence_layers("head", self.head, activated)
         classifier, _ = sequence_layers("classifier", self.classifier, activated)
         return ResidualPlan(stem=stem, body=body, classifier=classifier)
@@ -319,14 +319,14 @@ def sequence_layers(
     open_end = False  # no activation has followed the last layer yet
     for name, leaf in _leaves(prefix, module):
         if isinstance(leaf, WEIGHT_LAYERS):
-            found.append(Layer(name, activated_in=activated))
+            found.append(Layer(name, reads_activation=activated))
             activated, open_end = False, True
         elif isinstance(leaf, ACTIVATION_TYPES):
             if open_end:
-                found[-1] = Layer(found[-1].name, found[-1].activated_in, activated_out=True)
+                found[-1] = Layer(found[-1].name, found[-1].reads_activation, feeds_activation=True)
             activated, open_end = True, False
     if open_end and after:
-        found[-1] = Layer(found[-1].name, found[-1].activated_in, activated_out=True)
+        found[-1] = Layer(found[-1].name, found[-1].reads_activation, feeds_activation=True)
     return tuple(found), activated
 
 

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normfree.arguments import check_arguments
-from normfree.errors import unknown_name
-from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
+from normfree.errors import unknown_name, wrong_argument
+from normfree.methods import FORMS, Batch, Form, InitContext, Method, get, names
+from normfree.methods.initialize import write_weights_
 from normfree.methods.method import RESIDUAL_SUMS
 from normfree.models.base import ModelConfig, Network, Padding
 from normfree.models.model_registry import Family, find_family
 from normfree.nn.attention import SPECIAL, VOCABULARY
-from normfree.nn.device_memory import require_memory
-from normfree.nn.devices import device_of
+from normfree.nn.devices import device_of, require_memory
 
 CLASSES = 10
 DROPOUT = 0.1  # the defaults of `build`
@@ -76,7 +75,9 @@ def build(
         ValueError: If a name, depth, option or size is unknown or invalid, if the method does not fit the model, or if
             the model does not fit into the memory.
     """
-    check_arguments(name=name)
+    if not isinstance(name, str):
+        remedy = "pass a text such as 'resnet20'; for a model of your own, use normfree.convert"
+        raise wrong_argument("name", "the name of a model", name, remedy)
     if is_foreign(name):
         raise ValueError(
             f"expected the name of a model of normfree, got '{name}'; make it by normfree.models.third_party."
@@ -117,8 +118,7 @@ def build(
     require_memory(f"the weights of '{name}'", needed, "choose a smaller model")
     # What `to_empty` does, in a third of its time.
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
-    # An error leaves no model, so that nothing has to be restored.
-    initialize_(model, method, plan=model.plan, example=example, generator=generator, restore=False)
+    write_weights_(InitContext(model, model.plan, generator, example), method)
     return model if place is None else model.to(place)
 
 

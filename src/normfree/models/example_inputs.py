@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -22,7 +20,8 @@ from normfree.models.builder import is_foreign
 from normfree.models.third_party import call_factory, create_model, import_object
 from normfree.models.weight_files import load_weights
 from normfree.nn.attention import random_words
-from normfree.nn.device_memory import require_memory
+from normfree.nn.devices import require_memory
+from normfree.storage.reading import read_tensors
 
 FOREIGN_IMAGE = (3, 224, 224)
 _FEW = 5  # names of tensors in a message
@@ -183,7 +182,4 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             raise ValueError(f"expected numbers in '{path}': {error}") from error
     if path.suffix != ".safetensors":
         raise ValueError(f"expected --data to end in .safetensors or .npy, got '{path.name}'")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
+    return read_tensors(path)

@@ -25,10 +25,10 @@ class Family:
         regex: The pattern as a regular expression; its groups are the numbers.
         summary: One line about the family.
         examples: Some names.
-        form: The default block form.
-        skip: The kind of skip connections.
         paper: The papers that use it.
         parse: A function of the name and its numbers that returns a model factory.
+        form: The default block form.
+        skip: The kind of skip connections.
         size: The usual side of the images, or length of the sequences.
         spatial: Whether the models read images.
         inputs: The number of inputs; a translator has 2.
@@ -39,10 +39,10 @@ class Family:
     regex: str
     summary: str
     examples: tuple[str, ...]
-    form: Form
-    skip: Skip
     paper: str
     parse: Callable[..., ModelFactory]
+    form: Form = "post"
+    skip: Skip = "residual"
     size: int = 32
     spatial: bool = True
     inputs: int = 1
@@ -159,8 +159,6 @@ FAMILIES: tuple[Family, ...] = (
         r"resnet(18|34|50|101|152)",
         "ImageNet ResNet: 7×7 stem, max pooling, basic blocks or bottlenecks",
         ("resnet18", "resnet50"),
-        "post",
-        "residual",
         "fixup",
         _imagenet,
         size=224,
@@ -170,8 +168,6 @@ FAMILIES: tuple[Family, ...] = (
         r"resnet(\d+)",
         "CIFAR ResNet: three stages of n basic blocks, shortcuts without weights",
         ("resnet20", "resnet110", "resnet164", "resnet1202"),
-        "post",
-        "residual",
         "fixup, wninit",
         _cifar,
     ),
@@ -180,30 +176,27 @@ FAMILIES: tuple[Family, ...] = (
         r"preact_resnet(\d+)",
         "pre-activation ResNet for 32×32 images: 3×3 stem, four stages",
         ("preact_resnet18", "preact_resnet50"),
-        "pre",
-        "residual",
         "robust, normdead",
         _preact,
+        form="pre",
     ),
     Family(
         "wrn-D-W, D = 6n + 4",
         r"wrn-(\d+)-(\d+)",
         "wide ResNet, depth and width: three stages of n pre-activation blocks",
         ("wrn-16-12", "wrn-40-10", "wrn-10000-1"),
-        "pre",
-        "residual",
         "fixup, wninit",
         _wide,
+        form="pre",
     ),
     Family(
         "resmlp-B-W[-M]",
         r"resmlp-(\d+)-(\d+)(?:-(\d+))?",
         "residual MLP: B blocks of width W, M = 2 linear layers per branch",
         ("resmlp-40-200", "resmlp-10-64-3"),
-        "linear",
-        "residual",
         "wninit, fixup",
         _residual_mlp,
+        form="linear",
         size=28,
         spatial=False,
     ),
@@ -212,10 +205,9 @@ FAMILIES: tuple[Family, ...] = (
         r"mlp-(\d+)-(\d+)",
         "fully connected network, depth and width",
         ("mlp-20-200", "mlp-200-500"),
-        "post",
-        "none",
         "wninit",
         _depth_and_width(nonresidual.mlp, 1, 0, 2),
+        skip="none",
         size=28,
         spatial=False,
     ),
@@ -224,30 +216,28 @@ FAMILIES: tuple[Family, ...] = (
         r"cnn-(\d+)-(\d+)",
         "plain CNN, depth and width: 3×3 layers, the first two with stride 2",
         ("cnn-50-64",),
-        "post",
-        "none",
         "wninit",
         _depth_and_width(nonresidual.cnn, 1, 0, 3),
+        skip="none",
     ),
     Family(
         "dense-D-G, D = 3n + 4",
         r"dense-(\d+)-(\d+)",
         "DenseNet, depth and growth: three stages of n concatenating layers",
         ("dense-40-12",),
-        "pre",
-        "dense",
         "normdead",
         _depth_and_width(nonresidual.dense, 3, 4, 7),
+        form="pre",
+        skip="dense",
     ),
     Family(
         "highway-D-W",
         r"highway-(\d+)-(\d+)",
         "highway MLP, depth and width: gates choose between input and transform",
         ("highway-20-50",),
-        "post",
-        "highway",
         "normdead",
         _depth_and_width(nonresidual.highway, 1, 0, 3),
+        skip="highway",
         size=28,
         spatial=False,
     ),
@@ -256,10 +246,10 @@ FAMILIES: tuple[Family, ...] = (
         r"transformer-(\d+)-(\d+)-(\d+)-(\d+)-(\d+)",
         "Transformer: E encoder and D decoder layers, width W, inner width I, H heads; translates",
         ("transformer-6-6-512-1024-4",),
-        "pre",
-        "sequence",
         "fixup",
         _sequence_model(encoder=True, decoder=True),
+        form="pre",
+        skip="sequence",
         spatial=False,
         inputs=2,
         predicts_tokens=True,
@@ -269,10 +259,10 @@ FAMILIES: tuple[Family, ...] = (
         r"encoder-(\d+)-(\d+)-(\d+)-(\d+)",
         "Transformer encoder: N layers, width W, inner width I, H heads; classifies a sequence",
         ("encoder-6-512-2048-8",),
-        "pre",
-        "sequence",
         "fixup",
         _sequence_model(encoder=True),
+        form="pre",
+        skip="sequence",
         spatial=False,
     ),
     Family(
@@ -280,10 +270,10 @@ FAMILIES: tuple[Family, ...] = (
         r"decoder-(\d+)-(\d+)-(\d+)-(\d+)",
         "Transformer decoder: N layers, width W, inner width I, H heads; a language model",
         ("decoder-12-768-3072-12",),
-        "pre",
-        "sequence",
         "fixup",
         _sequence_model(decoder=True),
+        form="pre",
+        skip="sequence",
         spatial=False,
         predicts_tokens=True,
     ),

@@ -28,7 +28,7 @@ class PlainNetwork(Network):
         """The plan, without residual sums."""
         _, activated = sequence_layers("stem", self.stem, False)
         body, activated = sequence_layers("body", self.body, activated, after=has_activation(self.head))
-        return self._outside(body, stem_activated_out=False, activated=activated)
+        return self._outside(body, stem_feeds_activation=False, activated=activated)
 
 
 def mlp(depth: int, width: int, config: ModelConfig) -> Network:
@@ -100,9 +100,9 @@ class DenseNetwork(Network):
     def plan(self) -> ResidualPlan:
         """The plan, without residual sums."""
         body = tuple(
-            Layer(name, activated_in=True, activated_out=True) for name in weight_layer_names("body", self.body)
+            Layer(name, reads_activation=True, feeds_activation=True) for name in weight_layer_names("body", self.body)
         )
-        return self._outside(body, stem_activated_out=True, activated=True)
+        return self._outside(body, stem_feeds_activation=True, activated=True)
 
 
 class HighwayNetwork(Network):
@@ -114,10 +114,10 @@ class HighwayNetwork(Network):
     def plan(self) -> ResidualPlan:
         """The plan, without residual sums: the shortcut of a gated sum depends on the data."""
         body = tuple(
-            Layer(name, activated_in=name.startswith("body.0."), activated_out=True, gate=name.endswith(".gate"))
+            Layer(name, reads_activation=name.startswith("body.0."), feeds_activation=True, gate=name.endswith(".gate"))
             for name in weight_layer_names("body", self.body)
         )
-        return self._outside(body, stem_activated_out=True, activated=False)
+        return self._outside(body, stem_feeds_activation=True, activated=False)
 
 
 def dense(depth: int, growth: int, config: ModelConfig) -> Network:

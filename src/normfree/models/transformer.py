@@ -222,7 +222,9 @@ class _SequenceModel(BaseModel):
         branches = tuple(_branch(name, m, p) for (name, m), p in zip(residuals, placed, strict=True))
         shared = [e for e in self._embeddings() if e.weight is self.classifier.weight]
         aside = [f"{n}.weight" for n, m in self.named_children() if isinstance(m, TokenEmbedding) and m not in shared]
-        return ResidualPlan(branches, classifier=(Layer("classifier", tied=bool(shared)),), aside=tuple(aside))
+        return ResidualPlan(
+            branches, classifier=(Layer("classifier", tied=bool(shared)),), other_parameters=tuple(aside)
+        )
 
 
 def _residuals(layers: nn.Module) -> list[Residual]:
@@ -233,7 +235,7 @@ def _branch(name: str, residual: Residual, position: Position) -> Branch:
     assert residual.branch is not None
     layers, _ = sequence_layers(f"{name}.branch", residual.branch, False)
     itself = isinstance(residual.branch, Attention) and not residual.branch.cross
-    return Branch(name, position, layers, home=name, entries=layers[:3] if itself else ())
+    return Branch(name, position, layers, home=name, first_layers=layers[:3] if itself else ())
 
 
 def _attentions(layers: nn.Module) -> Iterator[Attention]:
@@ -372,10 +374,10 @@ class TransformerShape:
 
     def build(self, config: ModelConfig) -> BaseModel:
         """Build the model; its parameters are not initialized."""
-        if config.method.weight != "plain" or config.method.remove_branches:
+        if config.method.weight_kind != "plain" or config.method.remove_branches:
             raise ValueError(
                 f"model '{config.name}' expects a method with plain weight layers and branches, got "
-                f"'{config.method.spec}' with {config.method.weight.replace('_', ' ')} layers"
+                f"'{config.method.spec}' with {config.method.weight_kind.replace('_', ' ')} layers"
                 f"{' and no branches' if config.method.remove_branches else ''}; use 'fixup' or 'layernorm'"
             )
         kind = Transformer if self.encoder and self.decoder else Encoder if self.encoder else Decoder

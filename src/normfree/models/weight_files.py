@@ -59,12 +59,17 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
     Raises:
         ValueError: If the file is missing or damaged, or if it is of another model. The model is then unchanged.
     """
-    if not Path(path).is_file():
+    path = Path(path)
+    if not path.is_file():
         raise ValueError(
             f"expected a checkpoint at '{path}', found none; check the path, or write one with "
             "safetensors.torch.save_model"
         )
-    path = _safetensors(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"expected a checkpoint ending in .safetensors, got '{path.name}'; other formats can run code when read: "
+            "save your weights with safetensors.torch.save_model"
+        )
     tensors = read_tensors(path)
     own = model.state_dict()
     remedy = "name the model and method it was saved from"
@@ -85,16 +90,6 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
                 f"{tuple(own[name].shape)}; {remedy}"
             )
     model.load_state_dict(tensors, strict=False)
-
-
-def _safetensors(path: str | Path) -> Path:
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise ValueError(
-            f"expected a checkpoint ending in .safetensors, got '{path.name}'; other formats can run code when read: "
-            "save your weights with safetensors.torch.save_model"
-        )
-    return path
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:

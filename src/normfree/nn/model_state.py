@@ -1,27 +1,26 @@
 """The state of a model: run a model and restore its state afterwards.
 
 `preserve_model_state` is the context manager for a pass through a model. `on_meta` does the same on tensors without
-values. `restored_on_error` rolls back a failed change. `reshard_` is for models that FSDP2 (`fully_shard`) shards; all
-processes must call it together. The other functions are building blocks of these.
+values. `restored_on_error` rolls back a failed change. `reshard_` and `full_tensor` are for models that FSDP2
+(`fully_shard`) shards; all processes must call them together. The other functions are building blocks of these.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from normfree.nn.sharding import Key, by_device_and_type
-
+Key = TypeVar("Key", bound=Hashable)
 _CONTAINERS = (dict, OrderedDict, list, set)
 
 
@@ -214,42 +213,41 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@contextmanager
-def restored_on_error(model: nn.Module) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Restore the attributes of all modules, and the values of parameters and buffers, if the block raises.
+class ModelSnapshot:
+    """A model at one moment: the attributes of all modules, and the values of parameters and buffers."""
 
-    Yields a function that returns a context in which the model is as it was before the block.
-    """
-    restore_before = _remember(model)
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._restore_attributes = _remember_attributes(model.modules())
+        self._values = [(t, t.detach().clone()) for t in [*model.parameters(), *model.buffers()]]
+
+    def restore_(self) -> None:
+        """Make the model what it was at that moment."""
+        self._restore_attributes()
+        with torch.no_grad():
+            for tensor, value in self._values:
+                tensor.copy_(value)
 
     @contextmanager
-    def as_before() -> Iterator[None]:
-        restore_now = _remember(model)
-        restore_before()
+    def restored(self) -> Iterator[None]:
+        """Make the model what it was inside; afterwards it is what it is now."""
+        now = ModelSnapshot(self._model)
+        self.restore_()
         try:
             yield
         finally:
-            restore_now()
+            now.restore_()
 
+
+@contextmanager
+def restored_on_error(model: nn.Module) -> Iterator[ModelSnapshot]:
+    """Restore the model if the block raises. Yields the model before the block, for a block that restores it itself."""
+    before = ModelSnapshot(model)
     try:
-        yield as_before
+        yield before
     except BaseException:
-        restore_before()
+        before.restore_()
         raise
-
-
-def _remember(model: nn.Module) -> Callable[[], None]:
-    """Remember attributes and values of a model. Returns a function that restores them."""
-    restore_attributes = _remember_attributes(model.modules())
-    values = [(t, t.detach().clone()) for t in [*model.parameters(), *model.buffers()]]
-
-    def restore() -> None:
-        restore_attributes()
-        with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
-
-    return restore
 
 
 def _remember_attributes(modules: Iterable[nn.Module]) -> Callable[[], None]:
@@ -297,3 +295,28 @@ def reshard_(modules: Iterable[nn.Module]) -> bool:
     for module in found:
         module.reshard()
     return bool(found)
+
+
+def by_device_and_type(tensors: Mapping[Key, Tensor]) -> Iterator[tuple[list[Key], torch.dtype]]:
+    """Group the keys of tensors that share device and type, so that one kernel can handle each group.
+
+    Sharded tensors are groups of their own.
+    """
+    groups: defaultdict[tuple[torch.device, torch.dtype, bool], list[Key]] = defaultdict(list)
+    for key, tensor in tensors.items():
+        groups[tensor.device, tensor.dtype, is_sharded(tensor)].append(key)
+    for (_, dtype, _), keys in groups.items():
+        yield keys, dtype
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is spread over processes (a DTensor of FSDP2)."""
+    # Importing torch's distributed tensors takes seconds, so look them up only if the caller has imported them.
+    library: Any = sys.modules.get("torch.distributed.tensor")
+    return library is not None and isinstance(tensor, library.DTensor)
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor with all its values, gathered from the processes if it is sharded."""
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return full

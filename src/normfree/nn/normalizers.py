@@ -1,7 +1,6 @@
 """Normalizers by name, their replacements (dynamic tanh, affine), and activations with normalization built in.
 
-`sync_batch_norms_` is batch norm over several processes, each with an equal part of the batch. The caller passes the
-function that sums a tensor over processes, so this file does not depend on how they communicate.
+A normalizer of another library is recognized by its class name, or by what it does: `probing` runs it on scaled inputs.
 
 Reference: normdead, section 2.3 and Figure 2.
 """
@@ -9,8 +8,9 @@ Reference: normdead, section 2.3 and Figure 2.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from normfree.nn.model_state import hooked, preserve_model_state, substitute_tensors
 from normfree.nn.scalars import OneElementScalars, number_of, scalar_tensor
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.theory import normprop_constants
@@ -32,23 +33,9 @@ NORM_TYPES = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
-
-_NORM_NAME = re.compile(r"(batch|layer|group|instance|rms|simple)_?norm", re.IGNORECASE)
 FUSED = ("drop", "act")  # the children of timm's normalizers, in the order they run
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalizer.
-
-    Torch's are recognized by type. Others are recognized by the class name (`LlamaRMSNorm`, `T5LayerNorm`,
-    `FrozenBatchNorm2d`), if their parameters are one-dimensional and their children are activation and dropout only.
-    """
-    if isinstance(module, NORM_TYPES):
-        return True
-    if isinstance(module, WEIGHT_LAYERS) or not _NORM_NAME.search(type(module).__name__):
-        return False
-    inside = {name for name, _ in module.named_children()}
-    return inside <= set(FUSED) and all(p.dim() <= 1 for p in module.parameters(recurse=False))
+_KNOWN_NAME = re.compile(r"(batch|layer|group|instance|rms|simple)_?norm", re.IGNORECASE)
+_ANY_NAME = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
 
 
 def normalizer(name: NormName, channels: int, *, spatial: bool = True, tokens: bool = False) -> nn.Module:
@@ -208,139 +195,6 @@ def activation(name: ActivationName, *, dropout: float = 0.0) -> nn.Module:
     raise ValueError(f"expected an activation, got '{name}'; use one of relu, selu, normprop")
 
 
-Sum = Callable[[Tensor], None]  # replaces a tensor by its sum over all processes, in place
-
-
-def sync_batch_norms_(model: nn.Module, sum_: Sum, world: int) -> nn.Module:
-    """Let every batch norm compute its statistics over the batches of `world` processes, in place.
-
-    Modules, parameters and names stay; `unsync_batch_norms_` undoes it. A `torch.nn.SyncBatchNorm` stays unchanged.
-
-    Raises:
-        ValueError: If a batch norm has its own forward pass, whose statistics cannot be shared.
-    """
-    for name, module in model.named_modules():
-        if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm | SyncedBatchNorm):
-            continue
-        if type(module).forward is not _BatchNorm.forward:
-            raise ValueError(
-                f"expected batch norms of torch to share among {world} processes, got {type(module).__name__} at "
-                f"'{name}', which has its own forward pass; train with one process"
-            )
-        module.sum_, module.world = sum_, world  # type: ignore[assignment]
-        # The object stays the same, because other modules may refer to it.
-        module.__class__ = _synced_class(type(module))  # type: ignore[arg-type]
-    return model
-
-
-def unsync_batch_norms_(model: nn.Module) -> nn.Module:
-    """Undo `sync_batch_norms_`, in place."""
-    for module in model.modules():
-        if isinstance(module, SyncedBatchNorm):
-            del module.sum_, module.world
-            module.__class__ = type(module).__bases__[1]
-    return model
-
-
-class SyncedBatchNorm(_BatchNorm):
-    """Mixin of a batch norm: in training, mean and variance are over the batches of all processes.
-
-    The running statistics are those of one process with the whole batch, with the unbiased variance of all values.
-    """
-
-    sum_: Sum
-    world: int
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize by the statistics of all processes in training, and by the running ones in evaluation."""
-        if not self.training:
-            return super().forward(x)
-        self._check_input_dim(x)  # type: ignore[no-untyped-call]
-        count = x.numel() // x.shape[1] * self.world
-        if count <= 1:
-            raise ValueError(f"expected more than one value per channel in training, got input {tuple(x.shape)}")
-        with torch.no_grad():
-            mean, var = _batch_moments(x, self.sum_, self.world)
-            self._track(mean, var * (count / (count - 1)))
-        out: Tensor = _Normalize.apply(x, self.weight, self.bias, mean, var, self.eps, self.sum_, count)  # type: ignore[no-untyped-call]
-        return out
-
-    def _track(self, mean: Tensor, var: Tensor) -> None:
-        """Update the running statistics."""
-        if self.running_mean is None or self.running_var is None:
-            return
-        momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                momentum = 1.0 / self.num_batches_tracked.to(self.running_mean)
-        for running, fresh in ((self.running_mean, mean), (self.running_var, var)):
-            running.copy_((1 - momentum) * running + momentum * fresh)
-
-
-@cache
-def _synced_class(kind: type[_BatchNorm]) -> type[SyncedBatchNorm]:
-    # Not compiled, because the sum waits for other processes. `disable` loads the compiler, which takes over a second,
-    # so it is called here and not when this file is imported.
-    members = {"forward": torch.compiler.disable(SyncedBatchNorm.forward)}
-    return cast(type[SyncedBatchNorm], type(f"SyncedBatchNorm{kind.__name__}", (SyncedBatchNorm, kind), members))
-
-
-def _batch_moments(x: Tensor, sum_: Sum, world: int) -> tuple[Tensor, Tensor]:
-    """Return mean and variance per channel over all processes, from E x and E x² in float64 to avoid cancellation."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    var, mean = (moment.double() for moment in torch.var_mean(wide, _all_but_channels(x), correction=0))
-    both = torch.stack((mean, var + mean.square()))
-    sum_(both)
-    mean, square = (both / world).unbind()
-    return mean.to(wide.dtype), (square - mean.square()).clamp(min=0).to(wide.dtype)
-
-
-class _Normalize(torch.autograd.Function):
-    """y = w x̂ + b with x̂ = (x - μ)/σ, where μ and σ depend on the batches of all processes.
-
-    ∂L/∂x = w/σ · (g - Σg/n - x̂ · Σ(g·x̂)/n) with the sums over all n values of a channel in all processes. The
-    gradients of w and b are of this process only; the training step averages them over processes.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor,
-        var: Tensor,
-        eps: float,
-        sum_: Sum,
-        count: int,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, mean, torch.rsqrt(var + eps))
-        ctx.sum_, ctx.count, ctx.biased = sum_, count, bias is not None
-        return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (g,) = gradients
-        x, weight, mean, inverse = ctx.saved_tensors
-        shape = (1, -1) + (1,) * (x.dim() - 2)
-        normal = (x - mean.view(shape)) * inverse.view(shape)
-        g = g.to(normal.dtype)
-        of_bias, of_weight = g.sum(_all_but_channels(x)), (g * normal).sum(_all_but_channels(x))
-        both = torch.stack((of_bias, of_weight))
-        ctx.sum_(both)
-        shift, tilt = (both / ctx.count).unbind()
-        scale = inverse if weight is None else weight * inverse
-        of_x = (g - shift.view(shape) - normal * tilt.view(shape)) * scale.view(shape)
-        affine = (None if weight is None else of_weight, of_bias if ctx.biased else None)
-        return (of_x.to(x.dtype), *affine, None, None, None, None, None)
-
-
-def _all_but_channels(x: Tensor) -> list[int]:
-    """Return all dimensions except that of the channels."""
-    return [d for d in range(x.dim()) if d != 1]
-
-
 def untrained_norms(model: nn.Module) -> list[str]:
     """Return the batch norms in evaluation mode that never saw a batch: with mean 0 and variance 1 they do nothing."""
 
@@ -351,3 +205,145 @@ def untrained_norms(model: nn.Module) -> list[str]:
         return not bool(counted) and not bool(mean.any()) and bool(torch.all(cast(Tensor, norm.running_var) == 1))
 
     return [name for name, module in model.named_modules() if untrained(module)]
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalizer.
+
+    Torch's are recognized by type. Others are recognized by the class name (`LlamaRMSNorm`, `T5LayerNorm`,
+    `FrozenBatchNorm2d`), if their parameters are one-dimensional and their children are activation and dropout only.
+    """
+    if isinstance(module, NORM_TYPES):
+        return True
+    if isinstance(module, WEIGHT_LAYERS) or not _KNOWN_NAME.search(type(module).__name__):
+        return False
+    inside = {name for name, _ in module.named_children()}
+    return inside <= set(FUSED) and all(p.dim() <= 1 for p in module.parameters(recurse=False))
+
+
+def find_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """The normalizers of a model by name, a shared one under its first name."""
+    return {name: module for name, module in model.named_modules() if is_norm(module)}
+
+
+def unknown_norms(model: nn.Module) -> dict[str, str]:
+    """The modules whose class is named like a normalizer but is not one that can be removed, each with its class."""
+    found = {}
+    for name, module in _other_modules(model):
+        leaf = next(module.children(), None) is None and not isinstance(module, WEIGHT_LAYERS)
+        if leaf and not is_norm(module) and _ANY_NAME.search(type(module).__name__):
+            found[name] = type(module).__name__
+    return found
+
+
+def _other_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a model but for torch's parametrizations (`_WeightNorm`), which do not normalize the signal."""
+    return ((name, m) for name, m in model.named_modules() if ".parametrizations." not in f".{name}")
+
+
+@dataclass
+class ProbedModules:
+    """What the modules of other libraries do, as a pass through their model shows; by name.
+
+    Attributes:
+        norm_like: The modules that behave like a normalizer, each with its class.
+        affine: The modules that are named like a normalizer but only scale and shift, such as MobileBERT's `NoNorm`.
+        standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
+            extends, or None if that class returns another shape.
+    """
+
+    norm_like: dict[str, str] = field(default_factory=dict)
+    affine: set[str] = field(default_factory=set)
+    standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
+
+
+@contextmanager
+def probing(model: nn.Module) -> Iterator[ProbedModules]:
+    """Find the modules that normalize, and the layers that standardize their weight, from a pass of the model inside.
+
+    Inputs of modules of other libraries are kept on the way. At the end these modules run on scaled copies of them,
+    which fills the record.
+    """
+    inputs: dict[str, Tensor] = {}
+    layers: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            if len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(out, Tensor):
+                return
+            if isinstance(module, WEIGHT_LAYERS):
+                layers.setdefault(name, (args[0].detach().clone(), out.detach().clone()))
+            elif args[0].is_floating_point():
+                inputs.setdefault(name, args[0].detach().clone())
+
+        return hook
+
+    foreign = {
+        name: module
+        for name, module in _other_modules(model)
+        if not type(module).__module__.startswith(("torch.", "normfree."))
+        and (isinstance(module, WEIGHT_LAYERS) or _may_normalize(module))
+    }
+    found = ProbedModules()
+    with hooked({module: keep(name) for name, module in foreign.items()}):
+        yield found
+    if not foreign:
+        return
+    with preserve_model_state(model, attributes=True), torch.no_grad():
+        model.eval()
+        found.norm_like = {n: type(foreign[n]).__name__ for n, x in inputs.items() if _normalizes(foreign[n], x)}
+        named = inputs.keys() & unknown_norms(model).keys() - found.norm_like.keys()
+        found.affine = {name for name in named if _scales_and_shifts(foreign[name], inputs[name])}
+        kinds = {type(foreign[name]) for name, xy in layers.items() if _ignores_scale(foreign[name], *xy)}
+        for name, (x, out) in layers.items():
+            if type(foreign[name]) in kinds:
+                base = plain_base(foreign[name])
+                same = base.forward(foreign[name], x).shape == out.shape
+                found.standardized[name] = base if same else None
+
+
+def _may_normalize(module: nn.Module) -> bool:
+    """Whether a module has no matrices or children, and is not a known normalizer."""
+    leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
+    return leaf and not is_norm(module)
+
+
+def plain_base(layer: nn.Module) -> Any:
+    """The class of torch that a weight layer extends."""
+    return next(kind for kind in type(layer).__mro__ if kind in WEIGHT_LAYERS)
+
+
+def _normalizes(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module returns the same for an input four times as large, but not for one of opposite sign.
+
+    The second test excludes a module whose output does not depend on its input.
+    """
+    module.train()  # to use the statistics of the batch
+    try:
+        out, large, turned = (module(factor * x) for factor in (1.0, 4.0, -1.0))
+    except Exception:  # whatever its own code raises, on input that the model did not give it
+        return False
+    if not isinstance(out, Tensor) or out.shape != x.shape or not out.isfinite().all():
+        return False
+    near = 0.02 * out.std(unbiased=False)
+    return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
+
+
+def _scales_and_shifts(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module in evaluation mode returns k · f(x) + b for k · x."""
+    module.eval()
+    try:
+        shift, out, large = (module(factor * x) for factor in (0.0, 1.0, 4.0))
+        return bool((large - shift - 4 * (out - shift)).abs().max() <= 1e-3 * (large - shift).abs().max())
+    except Exception:  # whatever its own code raises, on input that the model did not give it
+        return False
+
+
+def _ignores_scale(layer: nn.Module, x: Tensor, out: Tensor) -> bool:
+    """Whether a layer returns the same with a weight four times as large: it standardizes its weight."""
+    weight = layer._parameters.get("weight")
+    if weight is None or not weight.any():
+        return False
+    with substitute_tensors(layer, {id(weight): 4 * weight}):
+        large = layer(x)
+    return bool((large - out).abs().mean() < 0.25 * out.std(unbiased=False))  # it would be 3 times for a plain one

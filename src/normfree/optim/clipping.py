@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from normfree.arguments import check_arguments
-from normfree.nn.sharding import is_sharded
+from normfree.nn.model_state import is_sharded
 from normfree.plan import remembered_plan, unwrapped
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from normfree.arguments import call_loss
 from normfree.diagnostics.curvature import top_eigenvalue
 from normfree.diagnostics.input_and_loss import cross_entropy, own_loss
 from normfree.diagnostics.propagation import Loss
-from normfree.nn.model_state import call_arguments
-from normfree.nn.sharding import is_sharded
+from normfree.nn.model_state import call_arguments, is_sharded
 from normfree.optim.clipping import agc_parameters, clip_grad_agc_
 from normfree.optim.master_weights import OptimizerName
 from normfree.report.tables import compact

@@ -60,7 +60,8 @@ _UNBOUNDED = 100_000  # columns of a pipe
 def open_console(*, stderr: bool = False) -> Console:
     """Return a console on stdout or stderr.
 
-    It prints no colours and styles if NO_COLOR is set. In a pipe, lines are not wrapped unless COLUMNS is set.
+    It prints no colours and styles if NO_COLOR is set. In a pipe, lines are not wrapped unless COLUMNS is set. Square
+    brackets are text, as in pip install '.[plots]', and not rich's markup.
     """
     from rich.console import Console
 
@@ -74,9 +75,10 @@ def open_console(*, stderr: bool = False) -> Console:
         def print(self, *objects: Any, **settings: Any) -> None:
             super().print(*(printable(text) if type(text) is str else text for text in objects), **settings)
 
+    plain: dict[str, Any] = {"file": stream, "markup": False, "emoji": False, "highlight": False, "width": width}
     if os.environ.get("NO_COLOR"):  # rich's own no_color keeps bold and dim
-        return PlainConsole(file=stream, color_system=None, emoji=False, highlight=False, width=width)
-    return PlainConsole(file=stream, emoji=False, highlight=False, width=width)
+        return PlainConsole(color_system=None, **plain)
+    return PlainConsole(**plain)
 
 
 ProgressCallback = Callable[[int, int, str], None]  # steps done, steps in total, a text on the current one

@@ -275,7 +275,7 @@ class TrainConfig:
             config = replace(base or cls(), **values)
             if release == RELEASE or "method" not in values:
                 return config
-            from normfree.methods.earlier_releases import as_of  # imported here because it loads torch
+            from normfree.methods.method_registry import as_of  # imported here because it loads torch
 
             return replace(config, method=as_of(config.method, release, config.model))
         except ValueError as error:

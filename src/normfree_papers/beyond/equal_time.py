@@ -1,7 +1,8 @@
 """Our question on equal time: ResNet-110 without norms beside batch norm at equal epochs, time and batches.
 
-Every arm is tuned by as many short trials, on held-out images and with a seed that no final run has. All runs hold out
-the same tenth of the training images, so trials and final runs are comparable. All accuracies are in per cent.
+Every arm (a method with its clipping) gets the same number of short trials. They are compared on held-out images, and
+have a seed that no final run has. All runs hold out the same tenth of the training images, so trials and final runs are
+comparable. All accuracies are in per cent.
 
 Seconds are those of training with its validation after every epoch, without set-up (building, compiling, capturing).
 They count only if a run was alone on its GPU. Equal time is the number of epochs that fits into batch norm's seconds.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -22,30 +23,10 @@ from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Table
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import (
-    Check,
-    Cost,
-    Measurement,
-    Settings,
-    aside,
-    expect,
-    training_claim,
-)
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect, training_claim
 from normfree_papers.claims.depth_curves import table
-from normfree_papers.claims.seed_metrics import (
-    CHANCE_LINE,
-    DEAD,
-    SMALL,
-    EndedRun,
-    NumbersByRow,
-    Runs,
-    accuracy,
-    held_out,
-    minus,
-    over,
-    points_panel,
-)
-from normfree_papers.claims.shared_ranges import reading, trains
+from normfree_papers.claims.seed_metrics import CHANCE_LINE, SMALL, EndedRun, Runs, held_out, points_panel
+from normfree_papers.claims.shared_ranges import it_trains, reading
 
 FIXUP, NF, NORMED = "Fixup", "NF", "batch norm"
 _FREE = (FIXUP, NF)
@@ -71,47 +52,34 @@ _MOMENTS = 100  # the points of a curve over time
 # Tuning
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The best trial of an arm: its configuration, rate, regularization, and accuracy on the held-out images."""
-
-    config: TrainConfig
-    rate: float
-    regularized: str
-    held_out: float
-
-    def note(self, arm: str, rates: tuple[float, ...]) -> str:
-        """The choice in words, and whether its rate lies at an edge of the grid."""
-        at_edge = len(rates) > 2 and self.rate in (rates[0], rates[-1])
-        edge = " (at an edge of the grid, so a better one may lie beyond)" if at_edge else ""
-        return f"{arm}: rate {self.rate:g}{edge}, {self.regularized}"
-
-
 def trial_config(arm: str, rate: float, regularized: str, *, quick: bool) -> TrainConfig:
-    """A trial of an arm; its seed is to be set."""
+    """The configuration of a trial, without its seed."""
     changes = {"lr": rate, **REGULARIZED[regularized], **ARMS[arm]}
     base = recipe("nfnet_cifar", model="resnet110", epochs=EPOCHS, warmup=2.0, validation=0.1, **changes)
     return base.with_changes(**SMALL, model="resnet8", flip=False, epochs=1, warmup=0.0) if quick else base
 
 
-def tune(settings: Settings) -> tuple[dict[str, Tuned], tuple[Table, ...], tuple[str, ...]]:
+def tune(settings: Settings) -> tuple[dict[str, TrainConfig], tuple[Table, ...], tuple[str, ...]]:
     """Train the trials of every arm; return the best of each arm whose trials are all there, a table, and notes."""
     rates = QUICK_RATES if settings.quick else RATES
     ways = list(product(rates, _QUICK_REGULARIZED if settings.quick else REGULARIZED))
     rows = {(arm, *way): trial_config(arm, *way, quick=settings.quick) for arm, way in product(ARMS, ways)}
     trials = replace(settings, seeds=(TUNING_SEED,)).train_rows(rows, "tuning, {}, rate {:g}, {}")
     scores = {row: held_out(run) for row, seeds in trials.items() for run in seeds.values()}
-    best = {}
+    best, notes = {}, []
     for arm in ARMS:
         if all((arm, *way) in scores for way in ways):
             rate, how = max(ways, key=lambda way: scores[arm, *way])
-            best[arm] = Tuned(rows[arm, rate, how], rate, how, scores[arm, rate, how])
+            best[arm] = rows[arm, rate, how]
+            at_edge = len(rates) > 2 and rate in (rates[0], rates[-1])
+            edge = " (at an edge of the grid, so a better one may lie beyond)" if at_edge else ""
+            notes.append(f"{arm}: rate {rate:g}{edge}, {how}")
     lines = [
-        (f"{rate:g}", regularized, *(_percent(scores.get((arm, rate, regularized))) for arm in ARMS))
-        for rate, regularized in (ways if scores else ())
+        (f"{rate:g}", how, *(_percent(scores.get((arm, rate, how))) for arm in ARMS))
+        for rate, how in (ways if scores else ())
     ]
     shown = table("Held-out accuracy of the trials, %", ("rate", "regularization", *ARMS), lines)
-    return best, shown, tuple(tuned.note(arm, rates) for arm, tuned in best.items())
+    return best, shown, tuple(notes)
 
 
 def _percent(score: float | None) -> str:
@@ -120,12 +88,7 @@ def _percent(score: float | None) -> str:
 
 def _train_checks(words: str, of: str) -> tuple[Check, ...]:
     """The checks of the quick scale: every arm trains."""
-    return tuple(
-        expect(words.format(arm), low=DEAD, scale="quick").reading(
-            f"test accuracy of {arm} {of}, in %: it trains", why=trains()
-        )
-        for arm in ARMS
-    )
+    return tuple(it_trains(words.format(arm), f"test accuracy of {arm} {of}", scale="quick") for arm in ARMS)
 
 
 # Equal epochs and equal time
@@ -137,7 +100,7 @@ def training_seconds(run: EndedRun, epoch: int = -1) -> float:
 
 
 def affordable_epochs(ours: Mapping[int, EndedRun], theirs: Mapping[int, EndedRun]) -> int:
-    """The number of our epochs that take as long as all of their epochs, by the medians over the seeds; at least one.
+    """The number of our epochs that take as long as their whole runs, by the medians over the seeds; at least one.
 
     Diverged runs are left out. If all of ours or all of theirs diverged, the answer is `EPOCHS`.
     """
@@ -214,31 +177,31 @@ def _time_checks() -> tuple[Check, ...]:
 def equal_time(settings: Settings) -> Measurement:
     """Fixup and NF beside batch norm, tuned by as many trials, at equal epochs and at equal time."""
     best, tables, notes = tune(settings)
-    even = settings.train_rows({arm: tuned.config for arm, tuned in best.items()}, "{}, equal epochs")
-    found = even.numbers(accuracy)
+    even = settings.train_rows(best, "{}, equal epochs")
+    found = even.accuracies()
     columns = found.named("test accuracy, {}, equal epochs")
     for arm in _FREE:
-        columns[_lead(arm, "epochs")] = minus(found.get(arm, {}), found.get(NORMED, {}))
+        columns[_lead(arm, "epochs")] = found[arm] - found[NORMED]
     if settings.quick:
         return Measurement(values=columns, tables=tables, notes=notes)
     whole = [arm for arm in even if len(even[arm]) == len(settings.seeds)]
     free = [arm for arm in _FREE if {arm, NORMED} <= set(whole)]
     epochs = {arm: affordable_epochs(even[arm], even[NORMED]) for arm in free}
-    rows = {arm: best[arm].config.with_changes(epochs=epochs[arm]) for arm in free}
+    rows = {arm: best[arm].with_changes(epochs=epochs[arm]) for arm in free}
     timed = settings.train_rows(rows, "{}, equal time")
-    scores = timed.numbers(accuracy)
+    scores = timed.accuracies()
     columns |= scores.named("test accuracy, {}, equal time")
     ended = Runs({arm: _ended(runs) for arm, runs in {**timed, NORMED: even.get(NORMED, {})}.items()})
     seconds = ended.numbers(training_seconds)
     in_all = ended.numbers(lambda run: float(run.result["seconds"]))
     for arm in free:
-        columns[_lead(arm, "time")] = minus(scores[arm], found[NORMED])
-        columns[_ratio(arm, "seconds")] = over(seconds[arm], seconds[NORMED])
-        columns[_ratio(arm, "seconds with set-up")] = over(in_all[arm], in_all[NORMED])
+        columns[_lead(arm, "time")] = scores[arm] - found[NORMED]
+        columns[_ratio(arm, "seconds")] = seconds[arm] / seconds[NORMED]
+        columns[_ratio(arm, "seconds with set-up")] = in_all[arm] / in_all[NORMED]
     notes += tuple(
         f"{arm} trains {count} epochs in the seconds of {EPOCHS} with batch norm" for arm, count in epochs.items()
     )
-    points = {arm: [scores.get(arm, found.get(arm, {})), found.get(arm, {})] for arm in (*_FREE, NORMED)}
+    points = {arm: [scores.get(arm, found[arm]), found[arm]] for arm in (*_FREE, NORMED)}
     places = ("equal time", f"{EPOCHS} epochs")
     return Measurement(
         values=columns,
@@ -337,16 +300,14 @@ def batch_sizes(settings: Settings) -> Measurement:
     """Fixup and NF beside batch norm over batch sizes, each at its best rate in proportion to the batch."""
     best, _, notes = tune(settings)
     batches = QUICK_BATCHES if settings.quick else BATCHES
-    rows = {(arm, batch): batch_config(best[arm].config, batch) for arm, batch in product(best, batches)}
-    found = settings.train_rows(rows, "{}, batch {}").numbers(accuracy)
-    none: NumbersByRow = NumbersByRow({key: {} for key in product(ARMS, batches)})
-    found = NumbersByRow({**none, **found})
+    rows = {(arm, batch): batch_config(best[arm], batch) for arm, batch in product(best, batches)}
+    found = settings.train_rows(rows, "{}, batch {}").accuracies()
     columns = found.named("test accuracy, {}, batch {}")
     for arm, batch in product(_FREE, batches):
-        columns[_at_batch(arm, batch)] = minus(found[arm, batch], found[NORMED, batch])
+        columns[_at_batch(arm, batch)] = found[arm, batch] - found[NORMED, batch]
     if not settings.quick:
-        lost = {arm: minus(found[arm, _TUNED_BATCH], found[arm, _SMALLEST]) for arm in ARMS}
-        columns |= {_loss(arm): minus(lost[NORMED], lost[arm]) for arm in _FREE}
+        lost = {arm: found[arm, _TUNED_BATCH] - found[arm, _SMALLEST] for arm in ARMS}
+        columns |= {_loss(arm): lost[NORMED] - lost[arm] for arm in _FREE}
     drawn = {arm: [found[arm, batch] for batch in batches] for arm in ARMS}
     title = f"test accuracy over the batch size, {BATCH_EPOCHS} epochs"
     panels = points_panel(

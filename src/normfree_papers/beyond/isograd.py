@@ -12,7 +12,7 @@ from typing import Any
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
-from normfree_papers.claims.seed_metrics import DEAD, QUICK_SETTINGS, Runs, accuracy
+from normfree_papers.claims.seed_metrics import DEAD, QUICK_SETTINGS, Runs
 
 _FAN_OUT, _FAN_IN, _FLAT, _NORMED = "fan-out", "fan-in", "isograd", "batch norm"
 _METHODS = {
@@ -73,7 +73,7 @@ def _isograd_checks() -> tuple[Check, ...]:
 )
 def isograd(runs: Runs, scale: Scale) -> Measurement:
     """Test accuracy of isograd beside fan-out, fan-in and batch norm, at the rate of robust's recipe."""
-    found = runs.numbers(accuracy)
+    found = runs.accuracies()
     pairs = (_FLAT, _FAN_OUT), (_FLAT, _FAN_IN), (_FLAT, _NORMED), (_FAN_OUT, _FAN_IN)
     return Measurement(
         values=found.named("test accuracy, {}") | found.differences(*pairs),

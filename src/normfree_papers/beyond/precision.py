@@ -8,7 +8,7 @@ from __future__ import annotations
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, expect, rows_claim
-from normfree_papers.claims.seed_metrics import DEAD, SMALL, Runs, error, over
+from normfree_papers.claims.seed_metrics import DEAD, SMALL, Runs
 from normfree_papers.claims.shared_ranges import GAP, reading, trains
 
 _WORD = reading("match", "a ratio of errors within 9.5 %, which section 4.2 of fixup calls a gap", "outside of it")
@@ -59,8 +59,8 @@ def _precision_rows(scale: Scale) -> dict[str, TrainConfig]:
 )
 def precision(runs: Runs, scale: Scale) -> Measurement:
     """Test errors in float32 and in the fast precision. Reference: none; a control of our own runs."""
-    errors = runs.numbers(error)
+    errors = runs.errors()
     columns = errors.named("test error, {}")
     for name in _networks(scale):
-        columns[f"errors in float32 over fast, {name}"] = over(errors[f"{name}, float32"], errors[f"{name}, fast"])
+        columns[f"errors in float32 over fast, {name}"] = errors[f"{name}, float32"] / errors[f"{name}, fast"]
     return Measurement(values=columns, panels=runs.learning_panel("training accuracy"))

@@ -1,4 +1,4 @@
-"""Our own claims on the scalars of Fixup: which learning rate they bear, and how it depends on depth.
+"""Our own claims on the scalars of Fixup: at which learning rates they train, and how that depends on depth.
 
 Equation 5 of `fixup` leaves the scalar biases out. They move in sync and change the output by Θ(ηrL) in a step, where r
 is their rate relative to that of the weights and L the number of branches (claim fixup/eq5). So the largest r that
@@ -21,12 +21,9 @@ from normfree_papers.claims.seed_metrics import (
     DEAD,
     SMALL,
     Numbers,
+    NumbersByRow,
     Runs,
-    accuracy,
     combined,
-    error,
-    minus,
-    over,
     points_panel,
 )
 from normfree_papers.claims.shared_ranges import GAP, does_not_train, reading, trains
@@ -103,19 +100,19 @@ def _variant_rows(scale: Scale) -> dict[tuple[str, str], TrainConfig]:
 )
 def scalar_rate(runs: Runs, scale: Scale) -> Measurement:
     """Accuracy of a deep network for five rates of its scalars. Reference: none; fixup, equation 5, without biases."""
-    found = runs.numbers(accuracy)
+    found = runs.accuracies()
     columns = found.named("accuracy, {}, {}")
     values: dict[str, list[float]] = {}
     if scale == "full":
-        errors = runs.numbers(error)
-        ratios = [over(*(errors[name, precision] for precision in _PRECISIONS)) for name in _STEADY]
+        errors = runs.errors()
+        ratios = [errors[name, "float32"] / errors[name, "mixed"] for name in _STEADY]
         columns["errors in float32 over mixed"] = combined(ratios, mean)
         for name in _VARIANTS:
-            columns[f"float32 - mixed, {name}"] = minus(*(found[name, precision] for precision in _PRECISIONS))
+            columns[f"float32 - mixed, {name}"] = found[name, "float32"] - found[name, "mixed"]
         tenth = [number for precision in _PRECISIONS for number in found["rate 0.1", precision].values()]
         values |= {"trains, rate 0.1": [float(number > DEAD) for number in tenth]} if tenth else {}
-    names = tuple(name for name in _VARIANTS if any(found.get((name, precision)) for precision in _PRECISIONS))
-    drawn = {precision: [found.get((name, precision), {}) for name in names] for precision in _PRECISIONS}
+    names = tuple(name for name in _VARIANTS if any(found[name, precision] for precision in _PRECISIONS))
+    drawn = {precision: [found[name, precision] for name in names] for precision in _PRECISIONS}
     return Measurement(
         values={**columns, **values},
         panels=points_panel("test accuracy", drawn, names=names, levels=(CHANCE_LINE,)),
@@ -213,19 +210,19 @@ def scalar_rate_law(settings: Settings) -> Measurement:
         for depth in depths
         for m in multiples
     }
-    found = settings.train_rows(rows, _WORDS).numbers(accuracy)
+    found = settings.train_rows(rows, _WORDS).accuracies()
     columns = found.named(f"accuracy, {_WORDS}")
     limits: dict[int, dict[int, float]] = {}  # the largest rate by seed and number of branches
-    inside: Numbers = {}
+    inside = Numbers()
     for seed in () if settings.quick else settings.seeds:
         if all(seed in column for column in found.values()):
             largest = {d: largest_stable({m: found[m, d][seed] > DEAD for m in multiples}) for d in depths}
             inside[seed] = mean([float(top is not None and top < multiples[-1]) for top in largest.values()])
             limits[seed] = {branches(d): top / branches(d) for d, top in largest.items() if top is not None}
     columns["limits inside the rates tried"] = inside
-    columns["exponent in L"] = {
-        seed: exponent(list(points), list(points.values())) for seed, points in limits.items() if len(points) > 1
-    }
+    columns["exponent in L"] = Numbers(
+        {seed: exponent(list(points), list(points.values())) for seed, points in limits.items() if len(points) > 1}
+    )
     predicted = {seed: extrapolated(limits[seed], branches(_FAR)) for seed in columns["exponent in L"]}
     columns |= _far_away(settings, predicted)
     curves = [Curve(f"seed {s}", tuple(p.values()), tuple(map(float, p))) for s, p in limits.items() if p]
@@ -240,7 +237,7 @@ def scalar_rate_law(settings: Settings) -> Measurement:
     )
 
 
-def _far_away(settings: Settings, predicted: Numbers) -> dict[str, Numbers]:
+def _far_away(settings: Settings, predicted: Mapping[int, float]) -> NumbersByRow:
     """Accuracies at 10,000 layers below and above the predicted rate, for the seeds that have a prediction."""
     deep = recipe("depth_test_10000")
     factors = {"a third of the prediction": 1 / 3, "ten times the prediction": 10.0}
@@ -253,7 +250,5 @@ def _far_away(settings: Settings, predicted: Numbers) -> dict[str, Numbers]:
         for seed, rate in predicted.items()
     }
     runs = settings.train(wanted) if wanted else {}
-    return {
-        f"accuracy, {name}": {s: accuracy(run) for s in predicted if (run := runs[f"{name}, seed {s}"]) is not None}
-        for name in names.values()
-    }
+    made = {name: {s: run for s in predicted if (run := runs[f"{name}, seed {s}"])} for name in names.values()}
+    return Runs(made).accuracies().named("accuracy, {}")

@@ -9,7 +9,7 @@ seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect, training_claim
 from normfree_papers.claims.made_up_language import made_up_language
-from normfree_papers.claims.seed_metrics import EndedRun, Numbers, bleu, combined, minus
+from normfree_papers.claims.seed_metrics import EndedRun, Numbers, NumbersByRow, combined
 
 _BOUNDED, _FIXUP, _NORM = "Fixup, bounded", "Fixup", "layer norm"
 _METHODS = {_BOUNDED: "fixup_bounded", _FIXUP: "fixup", _NORM: "layernorm"}
@@ -46,7 +46,7 @@ def _loss(run: EndedRun) -> float:
 
 def _trained(
     settings: Settings, places: Sequence[Place], rates: Sequence[float]
-) -> tuple[dict[Place, float], Mapping[tuple[str, int, float], Numbers]]:
+) -> tuple[dict[Place, float], NumbersByRow]:
     """The best rate of every place, and BLEU by seed at this rate and at that of the shallowest network."""
     rows = {(*place, rate): _config(settings, *place, rate) for place in places for rate in rates}
     words = "{}, {} layers, rate {:g}"
@@ -59,7 +59,7 @@ def _trained(
     shallowest = min(depth for _, depth in places)
     judged = {place: {best[place], best.get((place[0], shallowest), best[place])} for place in best}
     chosen = {(*place, rate): rows[*place, rate] for place, of in judged.items() for rate in of}
-    return best, settings.train_rows(chosen, words).numbers(bleu)
+    return best, settings.train_rows(chosen, words).bleu_scores()
 
 
 _STAYS = (
@@ -119,16 +119,16 @@ def transformer_rates(settings: Settings) -> Measurement:
 
     def score(label: str, depth: int, chosen_at: int) -> Numbers:
         """BLEU by seed at the best rate of another depth."""
-        return scores.get((label, depth, best.get((label, chosen_at), math.nan)), {})
+        return scores[label, depth, best.get((label, chosen_at))]
 
     columns: dict[str, Numbers | list[float]] = {}
     curves = []
     for label in labels:
         at_best = {depth: score(label, depth, depth) for depth in depths}
         columns |= {f"{label}: BLEU at {depth} layers": numbers for depth, numbers in at_best.items()}
-        columns[f"{label}: lowest BLEU of all depths"] = combined(list(at_best.values()), min)
+        columns[f"{label}: lowest BLEU of all depths"] = combined(at_best.values(), min)
         for depth in depths[1:]:
-            columns[f"{label}: BLEU lost at {depth} layers"] = minus(at_best[depth], score(label, depth, depths[0]))
+            columns[f"{label}: BLEU lost at {depth} layers"] = at_best[depth] - score(label, depth, depths[0])
         found = {depth: best[label, depth] for depth in depths if (label, depth) in best}
         curves += [Curve(label, tuple(found.values()), tuple(map(float, found)))] if found else []
         if depths[0] in found:
@@ -136,7 +136,7 @@ def transformer_rates(settings: Settings) -> Measurement:
             columns |= {name.format(depth): [rate / found[depths[0]]] for depth, rate in found.items()}
     for depth in depths:
         ours, theirs = (score(label, depth, depth) for label in (_BOUNDED, _FIXUP))
-        columns[f"{_BOUNDED} - {_FIXUP} at {depth} layers"] = minus(ours, theirs)
+        columns[f"{_BOUNDED} - {_FIXUP} at {depth} layers"] = ours - theirs
     return Measurement(
         values=columns,
         panels=(Panel("best learning rate", tuple(curves), "rate", "layers", log_x=True),) if curves else (),

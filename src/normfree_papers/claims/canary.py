@@ -38,7 +38,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normfree.methods.method import options_text, parse_spec
+from normfree.methods.method import options_text
+from normfree.methods.method_registry import parse_spec
 from normfree.train.config import TrainConfig
 
 Figures = dict[str, list[float]]

@@ -16,7 +16,7 @@ from normfree.data.images.image_set import ImageSet, Split, image_set
 from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.tokens import TokenLines, TokenPairs
 from normfree.methods import names
-from normfree.methods.earlier_releases import FIRST_RELEASE, as_of
+from normfree.methods.method_registry import FIRST_RELEASE, as_of
 from normfree.models import supports
 from normfree.nn.attention import SPECIAL
 from normfree.nn.devices import device_of

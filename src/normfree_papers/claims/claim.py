@@ -1,39 +1,142 @@
-"""The record of a claim with its checks, and the decorators that register one.
+"""The record of a claim with its checks, the decorators that register one, and what a measurement takes and returns.
 
-A measurement returns named numbers. Each check of a claim names one of them, the range in which it must lie, and the
-reason for that range. To add a claim, decorate its measurement with `@claim(...)` in a module of its paper, and add its
-name to `MODULES` of `registry.py`.
+A measurement takes `Settings`, and returns a `Measurement`: numbers by name. Each check of a claim names one of them,
+the range in which it must lie, and the reason for that range. To add a claim, decorate its measurement with
+`@claim(...)` in a module of its paper, and add its name to `MODULES` of `registry.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial, partialmethod
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from normfree_papers.claims.registry import register as register
-from normfree_papers.claims.seed_metrics import Measurement as Measurement
-from normfree_papers.claims.seed_metrics import Runs
-from normfree_papers.claims.settings import SCALES as SCALES
-from normfree_papers.claims.settings import MeasuredRows
-from normfree_papers.claims.settings import Scale as Scale
-from normfree_papers.claims.settings import Settings as Settings
+from normfree.errors import unknown_name
+from normfree.report.panels import Panel
+from normfree.report.tables import Table
+from normfree_papers.claims.registry import register
+from normfree_papers.claims.run_cache import Progress, RunCache
+from normfree_papers.claims.seed_metrics import EndedRun, Numbers, Runs, named
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
 
+Scale = Literal["quick", "full"]
+SCALES: tuple[Scale, ...] = ("quick", "full")
 Source = Literal["paper", "derived", "reading"]
+Name = TypeVar("Name")
+Found = TypeVar("Found")
+
+# What a measurement takes and returns
+
+
+def _silent(done: int, total: int, what: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Seconds that a run takes at each scale: the quick one on a CPU core, the full one on `device`."""
+class Settings:
+    """How a claim is run: scale, seeds, device and folder of the data sets.
 
-    quick_seconds: float
-    full_seconds: float
-    device: Literal["cpu", "gpu"] = "cpu"
+    `runs` trains or finds the runs of a claim that needs training.
+    """
+
+    scale: Scale = "full"
+    seeds: tuple[int, ...] = (0,)
+    device: str = "cpu"
+    data: Path | None = None
+    progress: Progress = _silent
+    runs: RunCache | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise unknown_name("scale", self.scale, SCALES)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(
+                f"expected one or more different seeds, got {list(self.seeds)}; pass for example (0, 1, 2)"
+            )
+
+    @property
+    def quick(self) -> bool:
+        """Whether this is the quick scale, with small networks and data."""
+        return self.scale == "quick"
+
+    def each(self, words: str, *axes: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+        """Yield every combination of the axes, and report each as a step: `words` with its values in the braces."""
+        combinations = list(product(*axes))
+        for step, values in enumerate(combinations):
+            self.progress(step, len(combinations), words.format(*values))
+            yield values
+
+    def over_seeds(
+        self, measure: Callable[[int], tuple[Mapping[str, float], Mapping[Name, Found]]]
+    ) -> tuple[dict[str, list[float]], dict[Name, list[Found]]]:
+        """Measure every seed. `measure` returns numbers and curves by name; return both as lists over the seeds."""
+        numbers, curves = zip(*(measure(seed) for (seed,) in self.each("seed {}", self.seeds)), strict=True)
+        return _over_seeds(numbers), _over_seeds(curves)
+
+    def over_seeds_of(
+        self, rows: Iterable[Name], measure: Callable[[Name, int], Found], words: str = "{}"
+    ) -> dict[Name, list[Found]]:
+        """Measure every row with every seed; return the results by row as lists over the seeds.
+
+        A step is reported by `words` with the row in the braces.
+        """
+        found: dict[Name, list[Found]] = {}
+        places = [(row, seed) for row in rows for seed in self.seeds]
+        for step, (row, seed) in enumerate(places):
+            self.progress(step, len(places), f"{named(words, row)}, seed {seed}")
+            found.setdefault(row, []).append(measure(row, seed))
+        return found
+
+    def train(self, wanted: Mapping[str, TrainConfig]) -> dict[str, EndedRun | None]:
+        """Return the runs by name; None for a run that is missing and may not be trained."""
+        if self.runs is None:
+            raise ValueError("expected settings with runs= for a claim that trains, got none; pass a RunCache")
+        return self.runs(wanted)
+
+    def train_rows(self, rows: Mapping[Any, TrainConfig], words: str = "{}") -> Runs:
+        """Return the runs of every row, one per seed, which are named by `words` with the row in the braces."""
+        names = {(row, seed): f"{named(words, row)}, seed {seed}" for row in rows for seed in self.seeds}
+        found = self.train({name: rows[row].with_changes(seed=seed) for (row, seed), name in names.items()})
+        runs = {row: {seed: found[names[row, seed]] for seed in self.seeds} for row in rows}
+        return Runs({row: {seed: run for seed, run in of.items() if run is not None} for row, of in runs.items()})
+
+
+def _over_seeds(found: Sequence[Mapping[Name, Found]]) -> dict[Name, list[Found]]:
+    """Turn one mapping per seed into one list over the seeds for every name.
+
+    >>> _over_seeds([{"a": 1.0}, {"a": 2.0}])
+    {'a': [1.0, 2.0]}
+    """
+    return {name: [one[name] for one in found] for name in found[0]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The outcome of a run: numbers by name, alone or one per seed, and panels, tables and notes to show.
+
+    Numbers that come by seed are kept in the order of the seeds; a name without numbers is left out.
+    """
+
+    values: Mapping[str, float | Sequence[float] | Numbers]
+    panels: tuple[Panel, ...] = ()
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        there = {name: value for name, value in self.values.items() if value != {}}
+        ordered = {name: [v[s] for s in sorted(v)] if isinstance(v, dict) else v for name, v in there.items()}
+        object.__setattr__(self, "values", ordered)
+
+
+Measure = Callable[[Settings], Measurement]
+
+# Checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,16 +228,16 @@ def near(name: str, value: float, error: float = 0.0, *, share: float = 0.0, **o
     return expect(name, low=(1 - share) * value - error, high=(1 + share) * value + error, **options)
 
 
-Measure = Callable[[Settings], Measurement]
+# Claims
 
 
-def by_name(found: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Numbers by name, one per seed, from one mapping per seed.
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds that a run takes at each scale: the quick one on a CPU core, the full one on `device`."""
 
-    >>> by_name([{"a": 1.0}, {"a": 2.0}])
-    {'a': [1.0, 2.0]}
-    """
-    return {name: [one[name] for one in found] for name in found[0]}
+    quick_seconds: float
+    full_seconds: float
+    device: Literal["cpu", "gpu"] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -154,7 +257,6 @@ class Claim:
         stand_in: The data or networks that stand in for the paper's, such as "CIFAR-10 in place of ImageNet".
         precision: The arithmetic of a claim without training runs; a training run records its own.
         departures: Where the measurement departs from the paper, one phrase each.
-        unbreakable: Why no error planted in the code can make the claim fail, if none can.
         version: Raise it when the measurement changes, so that stored results are no longer used.
     """
 
@@ -174,7 +276,6 @@ class Claim:
     stand_in: str = ""
     precision: str = "float32"
     departures: tuple[str, ...] = ()
-    unbreakable: str = ""
     needs_training: bool = False
     version: int = 1
 
@@ -183,20 +284,9 @@ class Claim:
         """The short name of the paper, the first part of the id."""
         return self.id.partition("/")[0]
 
-    @property
-    def name(self) -> str:
-        """The second part of the id."""
-        return self.id.partition("/")[2]
-
     def seeds_at(self, scale: Scale) -> tuple[int, ...]:
         """The default seeds of a run."""
         return tuple(range(self.quick_seeds if scale == "quick" else self.seeds))
-
-    def to_json(self) -> dict[str, Any]:
-        """The record as plain data, without the measurement."""
-        names = ("id", "paper", "where", "statement", "paper_value", "how", "cost", "needs_data", "needs_training")
-        fields = {name: getattr(self, name) for name in (*names, "lacks", "stand_in", "departures", "unbreakable")}
-        return {**fields, "cost": asdict(self.cost), "departures": list(self.departures)}
 
 
 def claim(**fields: Any) -> Callable[[Measure], Measure]:
@@ -223,4 +313,8 @@ def rows_claim(
         words: The names of the runs, with the row in the braces.
         fields: The other fields of the claim.
     """
-    return lambda measure: training_claim(**fields)(MeasuredRows(rows, words, measure))
+
+    def add(measure: Callable[[Runs, Scale], Measurement]) -> Measure:
+        return training_claim(**fields)(lambda s: measure(s.train_rows(rows(s.scale), words), s.scale))
+
+    return add

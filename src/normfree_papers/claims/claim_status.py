@@ -5,34 +5,28 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from normfree.report.tables import Column
 from normfree.report.terminal import percent
 from normfree_papers.claims.claim import Check, Claim, Scale
-from normfree_papers.claims.freshness import Freshness, kept_results
 from normfree_papers.claims.judgement import Judgement, Row, Status, Verdict, judge
 from normfree_papers.claims.registry import all_claims
-from normfree_papers.claims.reproduction import Result, stored
-from normfree_papers.claims.run_cache import made_runs
+from normfree_papers.claims.reproduction import Result, default_command, stored
+from normfree_papers.claims.run_cache import Freshness, KeptRun, freshness_of, kept_runs, missing_runs
 
-MARKS: dict[Status, str] = {
+MARKS: dict[Status | Verdict, str] = {
     "holds": "✓ holds",
     "fails": "✗ fails",
     "undecided": "◐ undecided",
-    "not run": "– not run",
-}
-VERDICTS: dict[Verdict, str] = {
-    "holds": "✓ holds",
-    "fails": "✗ fails",
-    "undecided": "◐ undecided",
-    "missing": "– missing",
     "paper errs": "◐ paper errs",
+    "missing": "– missing",
+    "not run": "– not run",
 }
 CHECK_COLUMNS = (  # the verdict first: a phone shows two columns
     Column("verdict", marked=True),
@@ -48,27 +42,44 @@ RUN_COLUMNS = ("run", "ended", "test", "epochs", "precision", "time", "hardware"
 
 @dataclass(frozen=True)
 class Entry:
-    """A claim with the result that is shown, and its judgement.
+    """A claim with the result that is shown, and what follows from it.
 
     Attributes:
+        out: Folder of the results.
         full: The full result, even without numbers.
-        runs: The results of the kept training runs, by folder; None for one that is no longer kept.
-        freshness: Whether the training runs are those of today's code.
-        mutants: The record of the planted errors, as the tests stored it.
     """
 
     claim: Claim
     result: Result | None
-    judgement: Judgement
+    out: Path
     full: Result | None = None
-    runs: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
-    freshness: Freshness = field(default_factory=Freshness)
-    mutants: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        """Whether the claim holds."""
+        return judge(self.claim, self.result)
 
     @property
     def status(self) -> Status:
         """The status of the claim."""
         return self.judgement.status
+
+    @cached_property
+    def runs(self) -> dict[str, KeptRun]:
+        """The training runs that were made, by name."""
+        return kept_runs(self.out / "runs", self.result or {})
+
+    @cached_property
+    def freshness(self) -> Freshness:
+        """Whether the training runs are those of today's code."""
+        return freshness_of(self.runs.values(), self.out)
+
+    @cached_property
+    def mutants(self) -> Mapping[str, Any]:
+        """The record of the planted errors, as the tests stored it."""
+        path = self.out / "mutants.json"
+        stored_claims = json.loads(path.read_text(encoding="utf-8"))["claims"] if path.exists() else {}
+        return dict(stored_claims.get(self.claim.id, {}))
 
     @property
     def is_quick(self) -> bool:
@@ -82,20 +93,21 @@ class Entry:
         notes = ["quick run"] if self.is_quick else []
         notes += ["stand-in"] if self.claim.stand_in else []
         notes += {"stale": ["stale"], "unknown": ["unknown whether stale"]}.get(self.freshness.state, [])
-        notes += [f"{len(self.folders)} of {len(runs)} runs made"] if 0 < len(self.folders) < len(runs) else []
+        notes += [f"{len(self.runs)} of {len(runs)} runs made"] if 0 < len(self.runs) < len(runs) else []
         return MARKS[self.status] + (f" ({', '.join(notes)})" if notes else "")
 
     @property
     def precision(self) -> str:
-        """The arithmetic of the numbers: that of the training runs, or of the claim."""
-        return _precisions(self.runs.values()) if self.runs else self.claim.precision * (self.result is not None)
+        """The arithmetic of the numbers: that of the training runs, the most frequent first, or of the claim."""
+        if not self.runs:
+            return self.claim.precision if self.result else ""
+        configs = [(run.result or {}).get("config") for run in self.runs.values()]
+        return "/".join(name for name, _ in Counter(config["precision"] for config in configs if config).most_common())
 
     @property
     def breaks(self) -> str:
         """The planted errors that make the claim fail, in words."""
         broken, readings = self.mutants.get("broken_by"), self.mutants.get("fails_with_readings")
-        if self.claim.unbreakable:
-            return f"none can make it fail: {self.claim.unbreakable}"
         if broken:
             texts = [f"fails with {', '.join(broken)}" + self._small_runs]
         elif broken is not None:
@@ -120,19 +132,9 @@ class Entry:
         return f" in small training runs{networks} on a CPU, by the {self.mutants['scale']} check '{'; '.join(broken)}'"
 
     @property
-    def folders(self) -> dict[str, str]:
-        """The folders of the training runs that were made, by name."""
-        return {name: run["folder"] for name, run in made_runs(self.result or {}).items()}
-
-    @property
     def planned(self) -> Result:
         """The result that lists the planned runs: the full one, if there is one."""
         return self.full or self.result or {}
-
-    @property
-    def missing_runs(self) -> dict[str, float]:
-        """The training runs that were not made, with the seconds that each takes on a GPU."""
-        return missing_runs_of(self.planned)
 
 
 def entries(out: str | Path, claims: Iterable[Claim] | None = None) -> tuple[Entry, ...]:
@@ -141,41 +143,12 @@ def entries(out: str | Path, claims: Iterable[Claim] | None = None) -> tuple[Ent
     Raises:
         ValueError: for a stored file that is no result.
     """
-    mutants = mutants_of(Path(out))
     found = []
     for claim in all_claims() if claims is None else claims:
         full, quick = (stored(out, claim, scale) for scale in ("full", "quick"))
         shown = full if quick is None or judge(claim, full).status != "not run" else quick
-        kept = kept_results(Path(out), shown or {})
-        found.append(entry_of(claim, shown, kept, mutants, full))
+        found.append(Entry(claim, shown, Path(out), full))
     return tuple(found)
-
-
-def entry_of(
-    claim: Claim,
-    result: Result | None,
-    kept: tuple[Mapping[str, Any], Freshness],
-    mutants: Mapping[str, Mapping[str, Any]],
-    full: Result | None = None,
-) -> Entry:
-    """A claim with one of its results, judged, its kept runs, and the planted errors of all claims."""
-    return Entry(claim, result, judge(claim, result), full, *kept, mutants.get(claim.id, {}))
-
-
-def mutants_of(out: Path) -> Mapping[str, Mapping[str, Any]]:
-    """The planted errors by claim, as the tests stored them."""
-    path = out / "mutants.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))["claims"]) if path.exists() else {}
-
-
-def _precisions(runs: Iterable[Mapping[str, Any] | None]) -> str:
-    """The precisions of training runs, the most frequent first.
-
-    >>> _precisions([{"config": {"precision": "mixed"}}, {"config": {"precision": "float32"}}, None])
-    'mixed/float32'
-    """
-    found = Counter(run["config"]["precision"] for run in runs if run is not None and "config" in run)
-    return "/".join(name for name, _ in found.most_common())
 
 
 # In words
@@ -186,7 +159,7 @@ def cells(row: Row) -> tuple[str, ...]:
     paper = row.check.paper
     shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
     notes = ["aside"] * (not row.check.main) + [f"no {row.check.lacks}"] * bool(row.check.lacks)
-    verdict = VERDICTS[row.verdict] + (f" ({', '.join(notes)})" if notes else "")
+    verdict = MARKS[row.verdict] + (f" ({', '.join(notes)})" if notes else "")
     measured = mean_text(row), sample_size_text(row)
     return verdict, row.check.statement, shown, range_text(row.check), row.check.source or "", *measured
 
@@ -273,24 +246,16 @@ def cost_of(claim: Claim, scale: Scale) -> str:
     return f"{rough_duration(claim.cost.full_seconds)} on {'one H200' if claim.cost.device == 'gpu' else 'one core'}"
 
 
-def command_of(claim: Claim, scale: Scale = "full", run: str | None = None) -> str:
-    """The command that runs a claim, or one of its training runs."""
-    words = ["normfree", "reproduce", claim.id, *(["--quick"] if scale == "quick" else [])]
-    words += ["--only", run] if run is not None else []
-    words += ["--device", "cuda"] if scale == "full" and claim.cost.device == "gpu" else []
-    return shlex.join(words)
-
-
-def not_run_of(entry: Entry) -> tuple[str, str] | None:
-    """The part of a claim that was not run, and about how long it takes."""
-    claim = entry.claim
+def not_run_of(entry: Entry) -> list[tuple[str, str, str]]:
+    """The part of a claim that was not run, if any: its name, about how long it takes, and the command that runs it."""
+    claim, missing = entry.claim, missing_runs(entry.planned)
     if entry.full is None:
-        what = ("the full scale" if entry.is_quick else "all") + (f", for lack of {claim.lacks}" if claim.lacks else "")
-        return what, cost_of(claim, "full")
-    if missing := entry.missing_runs:
-        count = f"{len(missing)} of {len(entry.full['runs'])} training runs"
-        return count, f"{rough_duration(sum(missing.values()))} on one H200"
-    return None
+        part = ("the full scale" if entry.is_quick else "all") + (f", for lack of {claim.lacks}" if claim.lacks else "")
+        return [(part, cost_of(claim, "full"), default_command(claim))]
+    if missing:
+        part = f"{len(missing)} of {len(entry.full['runs'])} training runs"
+        return [(part, f"{rough_duration(sum(missing.values()))} on one H200", default_command(claim))]
+    return []
 
 
 def limits_of(entry: Entry) -> dict[str, str]:
@@ -306,12 +271,6 @@ def limits_of(entry: Entry) -> dict[str, str]:
         "Planted errors": entry.breaks,
     }
     return {name: text for name, text in texts.items() if text}
-
-
-def missing_runs_of(result: Result) -> dict[str, float]:
-    """The training runs that a result lacks, with the seconds that each takes on a GPU."""
-    made = made_runs(result)
-    return {name: float(run["gpu_seconds"]) for name, run in result.get("runs", {}).items() if name not in made}
 
 
 def origin_of(result: Result) -> dict[str, str]:
@@ -372,11 +331,6 @@ def _counts(found: Sequence[Entry]) -> str:
         for status, word in words.items()
         if counts[status]
     )
-
-
-def runs_of(entry: Entry, out: Path) -> list[tuple[str, Path, Mapping[str, Any] | None]]:
-    """The training runs of a claim: name, folder, and result if it is still stored."""
-    return [(name, out / "runs" / folder, entry.runs.get(folder)) for name, folder in entry.folders.items()]
 
 
 def run_cells(name: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:

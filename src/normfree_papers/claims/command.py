@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from normfree.cli.options import default_jobs
-from normfree.errors import missing_package
+from normfree.cli.options import default_jobs, require_folder
+from normfree.errors import missing_package, require_package
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
 from normfree.report.terminal import progress
@@ -23,19 +23,15 @@ from normfree_papers.claims.claim_status import (
     cells,
     cost_of,
     entries,
-    entry_of,
     limits_of,
     mean_text,
-    missing_runs_of,
-    mutants_of,
     rough_duration,
     sample_size_text,
 )
-from normfree_papers.claims.freshness import kept_results
 from normfree_papers.claims.judgement import Status
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.reproduction import Result, redraw, reproduce, result_path, stored
-from normfree_papers.claims.run_cache import RunCache, StoppedError
+from normfree_papers.claims.run_cache import RunCache, StoppedError, missing_runs
 
 WORK = Path("runs/claims")  # runs in progress, with their checkpoints
 _SHOWN = 5  # the number of missing runs that are named
@@ -78,6 +74,9 @@ def run(options: Options) -> int:
 
     for path in options.files:
         require_kind(path)
+        require_folder(path.parent, "the place of --write")
+        if path.suffix == ".html":
+            require_package("jinja2", "a page")
     claims = [get(claim_id) for claim_id in dict.fromkeys(options.ids)]
     _note_missing_results(options, claims)
     nothing = not (options.listing or claims or options.files or options.draw)
@@ -145,10 +144,13 @@ def _reproduce(claim: Claim, options: Options) -> Entry:
     start = datetime.now(UTC).isoformat(timespec="seconds")
     with progress(claim.id) as update:
         before = None if options.again else stored(options.out, claim, options.scale)
+        if before is None:
+            require_folder(options.out, "--out")
+        seeds = claim.seeds_at(options.scale)
         if options.seeds is not None:
             seeds = tuple(range(options.seeds))
-        else:
-            seeds = claim.seeds_at(options.scale) if before is None else tuple(before["seeds"])
+        elif before is not None:
+            seeds = tuple(before["seeds"])
         jobs: int | None = None
         if options.on == "local":
             jobs = 1 if only == () else options.jobs or default_jobs(device)
@@ -157,8 +159,7 @@ def _reproduce(claim: Claim, options: Options) -> Entry:
         runs = RunCache(options.out / "runs", WORK, only=only, **engine, **place)
         settings = Settings(scale=options.scale, seeds=seeds, runs=runs, **place)
         result = reproduce(claim, settings, options.out, before)
-    kept = kept_results(options.out, result)
-    entry = entry_of(claim, result, kept, mutants_of(options.out))
+    entry = Entry(claim, result, options.out)
     if not options.as_json:
         _print(entry, result, options, is_stored=result["date"] < start)
     return entry
@@ -177,7 +178,7 @@ def _print(entry: Entry, result: Result, options: Options, *, is_stored: bool) -
         console.print(f"note: {note}", markup=False, style="dim")
     for erratum in judgement.errata:
         console.print(f"error in the paper: {erratum}", markup=False)
-    if missing := missing_runs_of(result):
+    if missing := missing_runs(result):
         names = [f"{name} ({rough_duration(seconds)})" for name, seconds in missing.items()]
         names[_SHOWN:] = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
         count, time = f"{len(missing)} of {len(result['runs'])}", rough_duration(sum(missing.values()))
@@ -231,12 +232,20 @@ def _line(entry: Entry) -> tuple[str, ...]:
     return claim.id, verdict, "" if row is None else sample_size_text(row), precision, data, entry.freshness.state, cost
 
 
+_CLAIM_FIELDS = (
+    *("id", "paper", "where", "statement", "paper_value", "how", "cost", "needs_data", "needs_training", "lacks"),
+    *("stand_in", "departures"),
+)
+_CHECK_FIELDS = ("name", "statement", "paper", "low", "high", "why", "source", "exact", "binary", "main", "lacks")
+_RESULT_FIELDS = ("scale", "seeds", "command", "commit", "date", "seconds")
+
+
 def _record(entry: Entry) -> Any:
     """A claim with its judgement as data for JSON."""
-    said = ("name", "statement", "paper", "low", "high", "why", "source", "exact", "binary", "main", "lacks")
+    deciding = entry.judgement.deciding
     checks = [
         {
-            **{name: getattr(row.check, name) for name in said},
+            **{name: getattr(row.check, name) for name in _CHECK_FIELDS},
             "measured": row.measured,
             "interval": None if row.interval is None else [row.interval.low, row.interval.high],
             "values": list(row.values),
@@ -244,17 +253,16 @@ def _record(entry: Entry) -> Any:
         }
         for row in entry.judgement.rows
     ]
-    kept = ("scale", "seeds", "command", "commit", "date", "seconds")
-    deciding = entry.judgement.deciding
     return to_json_values(
         {
-            **entry.claim.to_json(),
+            **{name: getattr(entry.claim, name) for name in _CLAIM_FIELDS},
+            "cost": asdict(entry.claim.cost),
             "status": entry.status,
             "deciding": None if deciding is None else deciding.check.name,
             "precision": entry.precision,
             "stale": {"state": entry.freshness.state, "reasons": list(entry.freshness.reasons)},
             "mutants": {"text": entry.breaks, **entry.mutants},
             "checks": checks,
-            "result": None if entry.result is None else {key: entry.result[key] for key in kept},
+            "result": None if entry.result is None else {key: entry.result[key] for key in _RESULT_FIELDS},
         }
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from normfree import theory
 from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Column, Table
 
@@ -52,6 +53,23 @@ def straight_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     """Exponent of the power law through the points."""
     return straight_line([_log(v) for v in x], [_log(v) for v in y])[0]
+
+
+def padded_growth(size: int, blocks: int) -> list[float]:
+    """The mean square of a size × size map of ones, before and after each of some blocks x + f(x) with He's weights.
+
+    f has one 3×3 convolution: an output is the mean over nine taps of the squares of the inputs, and a tap in the zero
+    padding gives 0.
+
+    >>> [round(square, 3) for square in padded_growth(1, 2)]
+    [1.0, 1.111, 1.235]
+    """
+    taps, square = theory.tap_matrix(size, kernel=3, padding=1), np.ones((size, size))
+    found = [1.0]
+    for _ in range(blocks):
+        square = square + taps @ square @ taps.T / 9
+        found.append(float(square.mean()))
+    return found
 
 
 def mean(values: Collection[float]) -> float:

@@ -10,19 +10,18 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 from urllib.parse import quote
 
 from normfree.report import Column, Link, Table, to_markdown
-from normfree.report.page import Card, Page, Section, write_page
-from normfree.storage.writing import atomic_path, explain_os_errors
+from normfree.report.page import Card, Page, Section, render_page
+from normfree.report.tables import MARKS as TABLE_MARKS
+from normfree.storage.writing import explain_os_errors, write_text
 from normfree_papers.claims.claim import Claim
 from normfree_papers.claims.claim_status import (
     CHECK_COLUMNS,
     RUN_COLUMNS,
     Entry,
     cells,
-    command_of,
     counts_of,
     entries,
     limits_of,
@@ -30,18 +29,11 @@ from normfree_papers.claims.claim_status import (
     origin_of,
     rough_duration,
     run_cells,
-    runs_of,
 )
-from normfree_papers.claims.judgement import Row, Status
 from normfree_papers.claims.registry import PAPERS
-from normfree_papers.claims.reproduction import Result, panels_of, result_path, tables_of
+from normfree_papers.claims.reproduction import Result, default_command, panels_of, result_path, tables_of
+from normfree_papers.claims.run_cache import missing_runs
 
-_COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
-    "holds": "good",
-    "fails": "bad",
-    "undecided": "warn",
-    "not run": "info",
-}
 DRAWINGS = {  # figures without numbers, which need no claim
     "fixup": {
         "Figure 1": "a drawing of three residual blocks: with batch norm, without, and with Fixup's scalars",
@@ -91,11 +83,9 @@ def write_ledger(path: str | Path, out: str | Path, claims: Sequence[Claim] | No
     if not Path(out).is_dir():
         raise ValueError(f"expected a folder of results at '{out}', found none; name the one that holds them")
     found = entries(out, claims)
-    with explain_os_errors("the claims", path), atomic_path(path) as temporary:
-        if path.suffix == ".html":
-            write_page(page(found, out, path.parent), temporary)
-        else:
-            temporary.write_text(markdown(found, out, path.parent), encoding="utf-8")
+    text = render_page(page(found, path.parent)) if path.suffix == ".html" else markdown(found, path.parent)
+    with explain_os_errors("the claims", path):
+        write_text(path, text)
 
 
 def require_kind(path: str | Path) -> Path:
@@ -113,61 +103,75 @@ def _words(title: str = "") -> Table:
     return Table(title, (Column("word"), Column("meaning")), _WORDS)
 
 
+def _by_paper(found: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """The entries of each paper that has any."""
+    papers = {paper: [entry for entry in found if entry.claim.paper == paper] for paper in PAPERS}
+    return {paper: of for paper, of in papers.items() if of}
+
+
+def _facts(entry: Entry) -> Iterable[tuple[str, str]]:
+    """The claim, its measurement and the limits of its verdict: each text with its name."""
+    yield from (("The paper", entry.claim.paper_value), ("Measured", entry.claim.how), *limits_of(entry).items())
+
+
+def _remarks(entry: Entry, result: Result) -> Iterable[tuple[str, str]]:
+    """The errors in the paper, and the notes on the result."""
+    yield from (("Error in the paper", text) for text in entry.judgement.errata)
+    yield from (("Note", text) for text in result.get("notes", []))
+
+
 def _link(text: str, path: Path, folder: Path) -> Link:
     """A link for a file in `folder`."""
     return Link(text, quote(Path(os.path.relpath(path, folder)).as_posix()))
 
 
-def _results(entry: Entry, result: Result, out: Path) -> list[tuple[str, Path]]:
+def _results(entry: Entry, result: Result, folder: Path) -> list[Link]:
     """The file of the shown result, and that of its quick run, if there is one."""
-    own, quick = result_path(out, entry.claim, result["scale"]), result_path(out, entry.claim, "quick")
-    return [(own.name, own), *([("its quick run", quick)] if own != quick and quick.exists() else [])]
+    own, quick = (result_path(entry.out, entry.claim, scale) for scale in (result["scale"], "quick"))
+    others = [_link("its quick run", quick, folder)] if own != quick and quick.exists() else []
+    return [_link(own.name, own, folder), *others]
 
 
-def _runs(entry: Entry, out: Path, folder: Path) -> list[Table]:
+def _runs(entry: Entry, folder: Path) -> list[Table]:
     """The table of training runs with links to their files, if there are any runs."""
-    found = runs_of(entry, out)
-    if not found:
+    if not entry.runs:
         return []
-    kept = [{text: at / file for text, file in _FILES.items() if result is not None} for _, at, result in found]
-    return [
-        Table(
-            f"{len(found)} training runs" if len(found) > 1 else "The training run",
-            tuple(map(Column, RUN_COLUMNS)),
-            tuple(run_cells(name, result) for name, _, result in found),
-            links=tuple(
-                tuple(_link(text, path, folder) for text, path in files.items() if path.exists()) for files in kept
-            ),
-        )
-    ]
+    title = f"{len(entry.runs)} training runs" if len(entry.runs) > 1 else "The training run"
+    rows = tuple(run_cells(name, run.result) for name, run in entry.runs.items())
+    links = (
+        tuple(_link(text, run.path / file, folder) for text, file in _FILES.items() if (run.path / file).exists())
+        if run.result is not None
+        else ()
+        for run in entry.runs.values()
+    )
+    return [Table(title, tuple(map(Column, RUN_COLUMNS)), rows, links=tuple(links))]
 
 
 def _missing_runs(entry: Entry) -> list[Table]:
     """The table of missing training runs with their commands, if there are any."""
     rows = tuple(
-        (name, rough_duration(seconds), code(command_of(entry.claim, entry.planned["scale"], name)))
-        for name, seconds in entry.missing_runs.items()
+        (name, rough_duration(seconds), code(default_command(entry.claim, entry.planned["scale"], name)))
+        for name, seconds in missing_runs(entry.planned).items()
     )
     title = f"{len(rows)} training run{'s' if len(rows) > 1 else ''} not made"
     return [Table(title, (Column("run"), Column("about", "right"), Column("command")), rows)] if rows else []
 
 
-def _reasons(rows: Sequence[Row]) -> Table:
+def _reasons(entry: Entry) -> Table:
     """The reason for the range of each check, and the name of its number in the JSON."""
     return Table(
         "Why these ranges, and where the numbers are",
         tuple(map(Column, ("check", "why this range", "in the JSON"))),
-        tuple((row.check.statement, row.check.why, row.check.name) for row in rows),
+        tuple((row.check.statement, row.check.why, row.check.name) for row in entry.judgement.rows),
     )
 
 
 # Markdown
 
 
-def markdown(found: Sequence[Entry], out: str | Path, folder: str | Path) -> str:
-    """The ledger as Markdown, with links from `folder` to the results below `out`."""
-    writer = _Writer(Path(out), Path(folder))
-    return "\n\n".join(writer.lines(found)) + "\n"
+def markdown(found: Sequence[Entry], folder: str | Path) -> str:
+    """The ledger as Markdown, with links from `folder` to the results."""
+    return "\n\n".join(_blocks(found, Path(folder))) + "\n"
 
 
 def escape(text: str) -> str:
@@ -193,189 +197,155 @@ def code(text: str) -> str:
     return f"{'`' * (longest + 1)}{space}{text}{space}{'`' * (longest + 1)}"
 
 
+def _blocks(found: Sequence[Entry], folder: Path) -> Iterable[str]:
+    yield "# The claims of the papers, run and judged"
+    yield (
+        "Written by `make claims` from the claims in `src/normfree_papers` and the measurements in `results`; do not "
+        "edit it by hand."
+    )
+    yield f"{counts_of(found)}."
+    yield to_markdown(_words())
+    papers = _by_paper(found)
+    yield "## Contents"
+    for paper, of in papers.items():
+        yield f"**[{paper}](#{paper})**: {escape(PAPERS[paper])}"
+        yield _contents(of)
+        drawn = "; ".join(f"{figure} is {what}" for figure, what in DRAWINGS.get(paper, {}).items())
+        if drawn:
+            yield f"*Without a claim:* {escape(drawn)}."
+    yield "[What was not run](#not-run)"
+    for paper, of in papers.items():
+        yield f'<a id="{paper}"></a>'
+        yield f"## {paper}: {escape(PAPERS[paper])}"
+        for entry in of:
+            yield from _claim(entry, folder)
+    yield '<a id="not-run"></a>'
+    yield "## What was not run"
+    rows = [(_reference(e), escape(what), time, code(run)) for e in found for what, time, run in not_run_of(e)]
+    yield _markdown_table(("claim", "not run", "about", "command"), rows) if rows else "Everything was run."
+
+
+def _contents(found: Sequence[Entry]) -> str:
+    rows = []
+    for entry in found:
+        summary = "" if entry.status == "not run" else entry.judgement.summary
+        texts = entry.claim.where, entry.claim.statement, entry.status_text, summary
+        rows.append((_reference(entry), *map(escape, texts)))
+    return _markdown_table(("claim", "where", "it says", "status", "checks"), rows)
+
+
+def _claim(entry: Entry, folder: Path) -> Iterable[str]:
+    claim, result = entry.claim, entry.result
+    yield f'<a id="{_anchor(claim)}"></a>'
+    yield f"### {escape(claim.id)}: {escape(claim.where)}"
+    yield f"**{escape(entry.status_text)}**: {escape(claim.statement)}"
+    yield from (f"*{name}:* {escape(text)}" for name, text in _facts(entry))
+    yield from (f"*Not run:* {escape(what)}, about {time}: {code(run)}" for what, time, run in not_run_of(entry))
+    if result is None:
+        return
+    yield to_markdown(Table("", CHECK_COLUMNS, tuple(tuple(map(escape, cells(row))) for row in entry.judgement.rows)))
+    yield from (f"*{name}:* {escape(text)}" for name, text in _remarks(entry, result))
+    picture = result_path(entry.out, claim, result["scale"], ".png")
+    if picture.exists():
+        yield "!" + _linked(_link(f"{claim.id}, {claim.where}, measured", picture, folder))
+    yield from map(_folded, tables_of(result))
+    for table in _runs(entry, folder):
+        yield _folded(table)
+        command = f"normfree train --config {entry.out.resolve().name}/runs/RUN/{_FILES['configuration']}"
+        yield f"One is made again from its configuration by {code(command)}."
+    yield from map(_folded, _missing_runs(entry))
+    origin = origin_of(result)
+    own, *others = map(_linked, _results(entry, result, folder))
+    parts = [own, code(origin.pop("command")), *(f"{name} {escape(text)}" for name, text in origin.items() if text)]
+    yield f"*From* {' · '.join([*parts, *others])}"
+    yield _details(_reasons(entry))
+
+
 def _anchor(claim: Claim) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", claim.id)
 
 
-class _Writer:
-    """Writes the blocks of the Markdown, with links from `folder` to `out`."""
+def _reference(entry: Entry) -> str:
+    return f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})"
 
-    def __init__(self, out: Path, folder: Path) -> None:
-        self._out, self._folder = out, folder
 
-    def _link(self, text: str, path: Path) -> str:
-        link = _link(text, path, self._folder)
-        return f"[{escape(link.text)}]({link.href})"
+def _linked(link: Link) -> str:
+    return f"[{escape(link.text)}]({link.href})"
 
-    def lines(self, found: Sequence[Entry]) -> Iterable[str]:
-        yield "# The claims of the papers, run and judged"
-        yield (
-            "Written by `make claims` from the claims in `src/normfree_papers` and the measurements in `results`; do "
-            "not edit it by hand."
-        )
-        yield f"{counts_of(found)}."
-        yield to_markdown(_words())
-        papers = {paper: [entry for entry in found if entry.claim.paper == paper] for paper in PAPERS}
-        papers = {paper: of for paper, of in papers.items() if of}
-        yield "## Contents"
-        for paper, of in papers.items():
-            yield f"**[{paper}](#{paper})**: {escape(PAPERS[paper])}"
-            yield self._contents(of)
-            drawn = "; ".join(f"{figure} is {what}" for figure, what in DRAWINGS.get(paper, {}).items())
-            if drawn:
-                yield f"*Without a claim:* {escape(drawn)}."
-        yield "[What was not run](#not-run)"
-        for paper, of in papers.items():
-            yield f'<a id="{paper}"></a>'
-            yield f"## {paper}: {escape(PAPERS[paper])}"
-            for entry in of:
-                yield from self._claim(entry)
-        yield '<a id="not-run"></a>'
-        yield "## What was not run"
-        yield self._not_run(found)
 
-    def _contents(self, found: Sequence[Entry]) -> str:
-        rows = tuple(
-            (
-                f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})",
-                escape(entry.claim.where),
-                escape(entry.claim.statement),
-                escape(entry.status_text),
-                "" if entry.status == "not run" else escape(entry.judgement.summary),
-            )
-            for entry in found
-        )
-        return to_markdown(Table("", tuple(map(Column, ("claim", "where", "it says", "status", "checks"))), rows))
-
-    def _claim(self, entry: Entry) -> Iterable[str]:
-        claim, result = entry.claim, entry.result
-        yield f'<a id="{_anchor(claim)}"></a>'
-        yield f"### {escape(claim.id)}: {escape(claim.where)}"
-        yield f"**{escape(entry.status_text)}**: {escape(claim.statement)}"
-        yield f"*The paper:* {escape(claim.paper_value)}" if claim.paper_value else "*The paper* gives no number."
-        yield f"*Measured:* {escape(claim.how)}"
-        yield from (f"*{name}:* {escape(text)}" for name, text in limits_of(entry).items())
-        if left := not_run_of(entry):
-            yield self._remedy(entry, *left)
-        if result is None:
-            return
-        yield to_markdown(self._checks(entry.judgement.rows))
-        yield from (f"*Error in the paper:* {escape(text)}" for text in entry.judgement.errata)
-        yield from (f"*Note:* {escape(text)}" for text in result.get("notes", []))
-        picture = result_path(self._out, claim, result["scale"], ".png")
-        if picture.exists():
-            yield "!" + self._link(f"{claim.id}, {claim.where}, measured", picture)
-        for table in tables_of(result):
-            yield _folded(table.title or "Table", _escaped(table))
-        yield from self._runs(entry)
-        yield self._provenance(entry, result)
-
-    def _checks(self, rows: Sequence[Row]) -> Table:
-        return Table("", CHECK_COLUMNS, tuple(tuple(map(escape, cells(row))) for row in rows))
-
-    def _remedy(self, entry: Entry, what: str, time: str) -> str:
-        return f"*Not run:* {escape(what)}, about {time}: {code(command_of(entry.claim))}"
-
-    def _runs(self, entry: Entry) -> Iterable[str]:
-        for table in _runs(entry, self._out, self._folder):
-            yield _folded(table.title, _escaped(table))
-            command = f"normfree train --config {self._out.resolve().name}/runs/RUN/{_FILES['configuration']}"
-            yield f"One is made again from its configuration by {code(command)}."
-        for table in _missing_runs(entry):
-            rows = tuple((escape(name), time, command) for name, time, command in table.rows)
-            yield _folded(table.title, Table("", table.columns, rows))
-
-    def _provenance(self, entry: Entry, result: Result) -> str:
-        origin = origin_of(result)
-        own, *others = (self._link(text, path) for text, path in _results(entry, result, self._out))
-        parts = [own, code(origin.pop("command"))]
-        parts += [f"{name} {escape(text)}" for name, text in origin.items() if text]
-        why = _reasons(entry.judgement.rows)
-        return f"*From* {' · '.join([*parts, *others])}\n\n{_details(why.title, to_markdown(_escaped(why)))}"
-
-    def _not_run(self, found: Sequence[Entry]) -> str:
-        rows = []
-        for entry in found:
-            if (left := not_run_of(entry)) is not None:
-                name = f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})"
-                rows.append((name, escape(left[0]), left[1], code(command_of(entry.claim))))
-        if not rows:
-            return "Everything was run."
-        return to_markdown(Table("", tuple(map(Column, ("claim", "not run", "about", "command"))), tuple(rows)))
+def _markdown_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> str:
+    return to_markdown(Table("", tuple(map(Column, columns)), tuple(rows)))
 
 
 def _escaped(table: Table) -> Table:
+    """A table without its title, all cells escaped but the commands, which are code."""
     columns = tuple(Column(escape(column.name), column.justify) for column in table.columns)
-    return Table("", columns, tuple(tuple(map(escape, row)) for row in table.rows), links=table.links)
+    is_code = [column.name == "command" for column in table.columns]
+    rows = (
+        tuple(cell if as_is else escape(cell) for cell, as_is in zip(row, is_code, strict=True)) for row in table.rows
+    )
+    return Table("", columns, tuple(rows), links=table.links)
 
 
-def _folded(title: str, table: Table) -> str:
-    """A table of escaped cells under its title; a long one is folded."""
-    if len(table.rows) <= _LONG:
-        return f"**{escape(title)}**\n\n{to_markdown(table)}"
-    return _details(title, to_markdown(table))
+def _folded(table: Table) -> str:
+    """A table under its title; a long one is folded."""
+    if len(table.rows) > _LONG:
+        return _details(table)
+    return f"**{escape(table.title)}**\n\n{to_markdown(_escaped(table))}"
 
 
-def _details(title: str, text: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>\n\n{text}\n\n</details>"
+def _details(table: Table) -> str:
+    return f"<details><summary>{escape(table.title)}</summary>\n\n{to_markdown(_escaped(table))}\n\n</details>"
 
 
 # One page
 
 
-def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
+def page(found: Sequence[Entry], folder: str | Path) -> Page:
     """The ledger as a page in `folder`: one card per claim, then each claim with its interactive figures."""
     sections = []
-    for paper, title in PAPERS.items():
-        of = [entry for entry in found if entry.claim.paper == paper]
-        if of:
-            drawn = (f"{figure} has no claim: it is {what}." for figure, what in DRAWINGS.get(paper, {}).items())
-            sections.append(Section(title, (counts_of(of).capitalize() + ".", *drawn), name=title))
-            sections += [_section(entry, Path(out), Path(folder)) for entry in of]
-    left = [(entry, what) for entry in found if (what := not_run_of(entry)) is not None]
-    rows = tuple((e.claim.id, e.claim.where, *what, code(command_of(e.claim))) for e, what in left)
+    for paper, of in _by_paper(found).items():
+        title = PAPERS[paper]
+        drawn = (f"{figure} has no claim: it is {what}." for figure, what in DRAWINGS.get(paper, {}).items())
+        sections.append(Section(title, (counts_of(of).capitalize() + ".", *drawn), name=title))
+        sections += [_section(entry, Path(folder)) for entry in of]
+    rows = [(e.claim.id, e.claim.where, what, time, code(run)) for e in found for what, time, run in not_run_of(e)]
     columns = tuple(map(Column, ("claim", "where", "not run", "about", "command")))
     if rows:
-        sections.append(Section("What was not run", tables=(Table("", columns, rows),), name="not run"))
+        sections.append(Section("What was not run", tables=(Table("", columns, tuple(rows)),), name="not run"))
     return Page(
         "The claims of the papers, run and judged",
         subtitle=f"{counts_of(found)}.",
         summary=(_words("What the words mean"),),
-        cards=tuple(_card(entry) for entry in found),
+        cards=tuple(map(_card, found)),
         sections=tuple(sections),
         notes=("Made from the results by: `normfree reproduce --write claims.html`",),
     )
 
 
 def _card(entry: Entry) -> Card:
-    claim = entry.claim
-    return Card(claim.id, _COLOURS[entry.status], entry.status_text[2:], claim.statement, group=PAPERS[claim.paper])
+    claim, mark = entry.claim, TABLE_MARKS[entry.status_text[0]]
+    return Card(claim.id, mark, entry.status_text[2:], claim.statement, group=PAPERS[claim.paper])
 
 
-def _section(entry: Entry, out: Path, folder: Path) -> Section:
+def _section(entry: Entry, folder: Path) -> Section:
     claim, result = entry.claim, entry.result
     title = f"{claim.id}, {claim.where}: {entry.status_text}"
-    text = [claim.statement, f"The paper: {claim.paper_value}" if claim.paper_value else "", f"Measured: {claim.how}"]
-    text += [f"{name}: {words}" for name, words in limits_of(entry).items()]
-    if left := not_run_of(entry):
-        text.append(f"Not run: {left[0]}, about {left[1]}: {code(command_of(claim))}")
+    text = [claim.statement, *(f"{name}: {words}" for name, words in _facts(entry))]
+    text += [f"Not run: {what}, about {time}: {code(run)}" for what, time, run in not_run_of(entry)]
     if result is None:
-        return Section(title, tuple(filter(None, text)), name=claim.id)
-    text += [f"Error in the paper: {erratum}" for erratum in entry.judgement.errata]
-    text += [f"Note: {note}" for note in result.get("notes", [])]
+        return Section(title, tuple(text), name=claim.id)
     origin = origin_of(result)
     parts = [code(origin.pop("command")), *(f"{key} {value}" for key, value in origin.items() if value)]
-    text.append("From " + " · ".join(parts))
-    more = [*tables_of(result), *_runs(entry, out, folder), *_missing_runs(entry)]
+    text += [*(f"{name}: {words}" for name, words in _remarks(entry, result)), "From " + " · ".join(parts)]
+    checks = Table("Checks", CHECK_COLUMNS, tuple(map(cells, entry.judgement.rows)))
+    more = [*tables_of(result), *_runs(entry, folder), *_missing_runs(entry)]
     return Section(
         title,
-        tuple(filter(None, text)),
+        tuple(text),
         panels_of(result),
-        (
-            Table("Checks", CHECK_COLUMNS, tuple(cells(row) for row in entry.judgement.rows)),
-            *(table for table in more if len(table.rows) <= _LONG),
-        ),
+        (checks, *(table for table in more if len(table.rows) <= _LONG)),
         name=claim.id,
-        links=tuple(_link(name, path, folder) for name, path in _results(entry, result, out)),
-        folded=(*(table for table in more if len(table.rows) > _LONG), _reasons(entry.judgement.rows)),
+        links=tuple(_results(entry, result, folder)),
+        folded=(*(table for table in more if len(table.rows) > _LONG), _reasons(entry)),
     )

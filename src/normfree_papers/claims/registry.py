@@ -76,15 +76,15 @@ def register(claim: Claim) -> Claim:
 
 
 def all_claims() -> tuple[Claim, ...]:
-    """Every claim, by paper and in the order of the paper; imports all modules."""
+    """Every claim, in the order of `MODULES`; imports all modules."""
     for module in MODULES:
         import_module(f"normfree_papers.{module}")
-    places = list(_MODULE_OF)
+    return tuple(_CLAIMS[claim_id] for claim_id in _known() if claim_id in _CLAIMS)
 
-    def place(claim: Claim) -> tuple[int, int]:
-        return list(PAPERS).index(claim.paper), places.index(claim.id) if claim.id in places else len(places)
 
-    return tuple(sorted(_CLAIMS.values(), key=place))
+def _known() -> list[str]:
+    """The ids of `MODULES`, and then those of other registered claims."""
+    return list(dict.fromkeys((*_MODULE_OF, *_CLAIMS)))
 
 
 def get(claim_id: str) -> Claim:
@@ -97,8 +97,7 @@ def get(claim_id: str) -> Claim:
         import_module(f"normfree_papers.{_MODULE_OF[claim_id]}")
     if claim_id in _CLAIMS:
         return _CLAIMS[claim_id]
-    known = [*_MODULE_OF, *(name for name in _CLAIMS if name not in _MODULE_OF)]
     if claim_id in PAPERS:
-        own = [name for name in known if name.startswith(f"{claim_id}/")]
+        own = [name for name in _known() if name.startswith(f"{claim_id}/")]
         raise ValueError(f"expected a claim, got the paper '{claim_id}'; name some of: {', '.join(own)}")
-    raise unknown_name("claim", claim_id, known)
+    raise unknown_name("claim", claim_id, _known())

@@ -28,7 +28,7 @@ from normfree.storage.reading import from_json_values, read_sealed_json
 from normfree.storage.writing import atomic_path, explain_os_errors, to_json_values, write_sealed_json
 from normfree_papers.claims.claim import SCALES, Claim, Measurement, Scale, Settings
 from normfree_papers.claims.registry import all_claims
-from normfree_papers.claims.run_cache import made_runs
+from normfree_papers.claims.run_cache import missing_runs
 
 RESULTS = Path("results")
 Result = dict[str, Any]
@@ -59,16 +59,16 @@ def reproduce(claim: Claim, settings: Settings, out: str | Path = RESULTS, befor
     """
     if before is not None and tuple(before["seeds"]) != settings.seeds:
         before = None
-    result = before if before is not None and is_whole(before) else run(claim, settings, before)
-    if is_empty(result) and before is None:
+    result = before if before is not None and not missing_runs(before) else run(claim, settings, before)
+    if before is None and result.get("runs") and len(missing_runs(result)) == len(result["runs"]):
         return result  # nothing was measured, so that no file is written
+    path, picture = (result_path(out, claim, settings.scale, suffix) for suffix in (".json", ".png"))
     if result is not before:
         # Delete the old picture first, so a picture never shows outdated numbers; a missing one is drawn.
-        picture_path(out, claim, settings.scale).unlink(missing_ok=True)
-        path = result_path(out, claim, settings.scale)
+        picture.unlink(missing_ok=True)
         with explain_os_errors("the result", path):
             write_sealed_json(path, result)
-    if result is not before or not picture_path(out, claim, settings.scale).exists():
+    if not picture.exists():
         draw(claim, result, out)
     return result
 
@@ -80,11 +80,6 @@ def run(claim: Claim, settings: Settings, before: Result | None = None) -> Resul
     if before is not None and same_contents(before, contents_of(measurement, settings)):
         return before
     return collect(claim, settings, measurement, time.perf_counter() - start)
-
-
-def picture_path(out: str | Path, claim: Claim, scale: Scale) -> Path:
-    """The path of a claim's picture."""
-    return result_path(out, claim, scale, ".png")
 
 
 def draw(claim: Claim, result: Result, out: str | Path) -> None:
@@ -105,11 +100,11 @@ def redraw(out: str | Path = RESULTS, claims: Sequence[Claim] | None = None) -> 
     drawn = []
     for claim in all_claims() if claims is None else claims:
         for scale in SCALES:
-            result = _read(out, claim, scale)
+            result, picture = _read(out, claim, scale), result_path(out, claim, scale, ".png")
             if result is not None and _draw(claim, result, out):
-                drawn.append(picture_path(out, claim, scale))
+                drawn.append(picture)
             elif result is not None:
-                picture_path(out, claim, scale).unlink(missing_ok=True)
+                picture.unlink(missing_ok=True)
     return drawn
 
 
@@ -123,7 +118,7 @@ def _draw(claim: Claim, result: Result, out: str | Path) -> bool:
     title = f"{claim.id}: {claim.where}, measured here"
     if result["scale"] == "quick":
         title += " (quick)"
-    path = picture_path(out, claim, result["scale"])
+    path = result_path(out, claim, result["scale"], ".png")
     with explain_os_errors("the picture", path), atomic_path(path) as temporary:
         write_plot(panels, temporary, title=title)
     return True
@@ -248,16 +243,6 @@ def read_result(path: Path) -> Result:
     return {key: from_json_values(value, _TEXTS) if key in _NUMERIC else value for key, value in result.items()}
 
 
-def is_whole(result: Result) -> bool:
-    """Whether all training runs of a result were made."""
-    return len(made_runs(result)) == len(result.get("runs", {}))
-
-
-def is_empty(result: Result) -> bool:
-    """Whether a result has training runs, and none of them was made."""
-    return bool(result.get("runs")) and not made_runs(result)
-
-
 def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
     """The stored result of a claim; None if there is none, or only that of an older measurement."""
     result = _read(out, claim, scale)
@@ -281,15 +266,17 @@ def _read(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
 # The command
 
 
-def command(claim: Claim, settings: Settings) -> str:
-    """The command that runs a claim with these settings; it names no folder outside the current one.
+def command(claim: Claim, settings: Settings, only: str | None = None) -> str:
+    """The command that runs a claim with these settings, or one of its training runs.
 
-    If the training runs were only read, it is the command that trains them, on the GPU that the full scale needs.
+    It names no folder outside the current one. If the training runs were only read, it is the command that trains
+    them, on the GPU that the full scale needs.
     """
     words = ["normfree", "reproduce", claim.id]
     words += ["--quick"] if settings.quick else []
     if settings.seeds != claim.seeds_at(settings.scale) and settings.seeds == tuple(range(len(settings.seeds))):
         words += ["--seeds", str(len(settings.seeds))]
+    words += [] if only is None else ["--only", only]
     only_read = claim.needs_training and settings.runs is not None and not settings.runs.trains
     device = "cuda" if only_read and not settings.quick else settings.device
     words += ["--device", device] if device != "cpu" else []
@@ -297,3 +284,9 @@ def command(claim: Claim, settings: Settings) -> str:
         inside = not settings.data.is_absolute() and ".." not in PurePath(settings.data).parts
         words += ["--data-dir", str(settings.data) if inside else "DIR"]
     return shlex.join(words)
+
+
+def default_command(claim: Claim, scale: Scale = "full", only: str | None = None) -> str:
+    """The command that runs a claim with its default seeds, on the device that its cost names."""
+    device = "cuda" if scale == "full" and claim.cost.device == "gpu" else "cpu"
+    return command(claim, Settings(scale=scale, seeds=claim.seeds_at(scale), device=device), only)

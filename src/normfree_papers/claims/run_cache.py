@@ -15,22 +15,27 @@ This file imports nothing that trains.
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from normfree.methods.method import parse_spec
+from normfree.methods.method_registry import parse_spec
 from normfree.storage.provenance import RELEASE
 from normfree.storage.writing import plain_name
 from normfree.train.config import TrainConfig, folder_name
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.setting_fields import read_toml
+from normfree_papers.claims.canary import stale_probes
 from normfree_papers.claims.seed_metrics import EndedRun
 
+FreshnessState = Literal["fresh", "stale", "unknown", ""]
 Progress = Callable[[int, int, str], None]
 """Called with the steps done, the number of steps, and the name of the next step."""
 _OPEN: dict[str, Any] = {"precision": "auto", "channels_last": None, "compile": None, "graph": None}
@@ -38,9 +43,10 @@ _OPEN: dict[str, Any] = {"precision": "auto", "channels_last": None, "compile": 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """The folder of a kept run; its files are read once."""
+    """The folder of a kept run, and the method that a claim asked for; its files are read once."""
 
     path: Path
+    asked_method: str = ""
 
     @cached_property
     def result(self) -> dict[str, Any] | None:
@@ -82,6 +88,23 @@ class KeptRun:
             if digits and asked.with_changes(method=self.written_method).fingerprint() == digits[1]:
                 return asked
         return self.config
+
+    def freshness(self, commits: Mapping[str, Any]) -> tuple[FreshnessState, str]:
+        """Whether today's code would make this run, and the reason; `commits` has the canaries of earlier commits.
+
+        A result of release 0.1 does not say which method was asked for: it is the one that the run's file names.
+        """
+        if self.result is None:
+            return "unknown", "no longer kept"
+        wanted = self.asked_method or self.written_method
+        if not self.is_of(wanted):
+            return "stale", f"made with {self.config.method}, not {wanted}"
+        probes = stale_probes(self.config, self.result.get("canary") or commits.get(self.result["commit"], "unknown"))
+        if probes is None:
+            return "unknown", "without reference values to compare"
+        if probes:
+            return "stale", f"for which today's code computes other reference values ({', '.join(probes)})"
+        return "fresh", ""
 
 
 @dataclass(frozen=True)
@@ -213,13 +236,40 @@ class RunCache:
             raise StoppedError(signal)
 
 
-def made_runs(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The records of the training runs of a result that were made, by name; that of a missing run has no folder.
+def kept_runs(kept: Path, result: Mapping[str, Any]) -> dict[str, KeptRun]:
+    """The training runs of a result that were made, by name; the record of a missing run has no folder.
 
-    >>> list(made_runs({"runs": {"fixup": {"folder": "resnet110-fixup"}, "he_in": {"gpu_seconds": 60}}}))
+    >>> list(kept_runs(Path(), {"runs": {"fixup": {"folder": "resnet110-fixup"}, "he_in": {"gpu_seconds": 60}}}))
     ['fixup']
     """
-    return {name: run for name, run in result.get("runs", {}).items() if "folder" in run}
+    runs = result.get("runs", {}).items()
+    return {name: KeptRun(kept / run["folder"], run.get("method", "")) for name, run in runs if "folder" in run}
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """Whether runs are stale, with the reasons; the state is empty without runs."""
+
+    state: FreshnessState = ""
+    reasons: tuple[str, ...] = ()
+
+
+def freshness_of(runs: Iterable[KeptRun], out: Path) -> Freshness:
+    """The freshness of the runs of a result; `out` is the folder of the results, with canaries.json."""
+    path = out / "canaries.json"
+    commits = json.loads(path.read_text(encoding="utf-8"))["commits"] if path.exists() else {}
+    made = [run.freshness(commits) for run in runs]
+    states = {state for state, _ in made}
+    worst: FreshnessState = next((state for state in ("stale", "unknown", "fresh") if state in states), "")
+    counted = sorted(Counter(made).items(), key=lambda item: (item[0][0], -item[1]))
+    reasons = (f"{count} of {len(made)} runs {reason}" for (_, reason), count in counted if reason)
+    return Freshness(worst, tuple(reasons))
+
+
+def missing_runs(result: Mapping[str, Any]) -> dict[str, float]:
+    """The training runs of a result that were not made, by name, with the seconds that each takes on a GPU."""
+    runs = result.get("runs", {}).items()
+    return {name: float(run.get("gpu_seconds", math.nan)) for name, run in runs if "folder" not in run}
 
 
 def _canonical(method: str) -> str:

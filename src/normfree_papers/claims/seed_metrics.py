@@ -1,4 +1,4 @@
-"""Numbers of training runs by seed: the rows of a table, one run per seed, and sweeps over learning rates.
+"""Numbers of training runs by seed: the rows of a table, one run per seed, and the choice of a learning rate.
 
 Differences are taken seed by seed, and rows whose runs are missing are skipped. Accuracies and errors are in per cent.
 """
@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Table
 from normfree_papers.claims.depth_curves import mean, table
-
-if TYPE_CHECKING:
-    from normfree.train import TrainConfig
-    from normfree_papers.claims.settings import Settings
-
-Numbers = dict[int, float]
-"""One number per seed, by seed."""
 
 CHANCE = 10.0  # ten classes, in MNIST, CIFAR-10 and the embedded images
 CHANCE_LINE = ReferenceLine("chance", CHANCE)
@@ -29,25 +21,6 @@ DIVERGED = "× diverged, drawn at chance"
 DEAD = 20.0  # up to twice chance counts as not trained
 QUICK_SETTINGS: dict[str, Any] = {"data": "fashion14", "crop": 0}  # the data of quick runs, without crops
 SMALL: dict[str, Any] = {**QUICK_SETTINGS, "batch_size": 32}  # 188 steps per epoch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """The outcome of a run: numbers by name, alone or one per seed, and panels, tables and notes to show.
-
-    Numbers that come by seed are kept in the order of the seeds; a name without numbers is left out.
-    """
-
-    values: Mapping[str, float | Sequence[float] | Numbers]
-    panels: tuple[Panel, ...] = ()
-    tables: tuple[Table, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        there = {name: value for name, value in self.values.items() if value != {}}
-        ordered = {name: [v[s] for s in sorted(v)] if isinstance(v, dict) else v for name, v in there.items()}
-        object.__setattr__(self, "values", ordered)
-
 
 # One run
 
@@ -74,9 +47,9 @@ def accuracy(run: EndedRun, diverged: float = CHANCE) -> float:
     return 100 * run.accuracy(diverged / 100)
 
 
-def error(run: EndedRun) -> float:
-    """Test error; a diverged run counts as chance."""
-    return 100 - accuracy(run)
+def error(run: EndedRun, diverged: float = CHANCE) -> float:
+    """Test error; `diverged` is the accuracy of a diverged run."""
+    return 100 - accuracy(run, diverged)
 
 
 def training_accuracy(run: EndedRun, diverged: float = CHANCE) -> float:
@@ -88,32 +61,42 @@ def _fitted(run: EndedRun, epoch: int) -> float:
     return 100 * float(run.metrics[epoch]["train_accuracy"])
 
 
-def bleu(run: EndedRun) -> float:
-    """BLEU of a run's test sentences; 0 for a diverged run."""
-    return 0.0 if run.diverged else float(run.result["bleu"]["score"])
+def held_out(run: EndedRun) -> float:
+    """Accuracy on the held-out images, by which a rate is chosen; -1 for a diverged run."""
+    return -1.0 if run.diverged else float(run.result["validation"]["accuracy"])
 
 
 # Numbers by seed
 
 
-def minus(a: Numbers, b: Numbers) -> Numbers:
-    """Differences for the seeds that both have."""
-    return {seed: a[seed] - b[seed] for seed in a if seed in b}
+class Numbers(dict[int, float]):
+    """One number per seed, by seed; differences and ratios are those of the seeds that both have.
+
+    >>> Numbers({0: 6.0, 1: 4.0}) - Numbers({0: 1.0}), Numbers({0: 6.0}) / Numbers({0: 2.0, 1: 1.0})
+    ({0: 5.0}, {0: 3.0})
+    """
+
+    def __sub__(self, other: Numbers) -> Numbers:
+        return Numbers({seed: self[seed] - other[seed] for seed in self if seed in other})
+
+    def __truediv__(self, other: Numbers) -> Numbers:
+        return Numbers({seed: self[seed] / other[seed] for seed in self if seed in other})
 
 
-def over(a: Numbers, b: Numbers) -> Numbers:
-    """Ratios for the seeds that both have."""
-    return {seed: a[seed] / b[seed] for seed in a if seed in b}
+def numbers_of(runs: Mapping[int, EndedRun], number: Callable[[EndedRun], float]) -> Numbers:
+    """A number of every run, by seed."""
+    return Numbers({seed: number(run) for seed, run in runs.items()})
 
 
-def combined(columns: Sequence[Numbers], number: Callable[[list[float]], float]) -> Numbers:
+def combined(columns: Iterable[Numbers], number: Callable[[list[float]], float]) -> Numbers:
     """Combine columns into one number per seed, for the seeds that all of them have.
 
-    >>> combined([{0: 1.0, 1: 2.0}, {0: 5.0}], max)
+    >>> combined([Numbers({0: 1.0, 1: 2.0}), Numbers({0: 5.0})], max)
     {0: 5.0}
     """
-    seeds = set.intersection(*(set(column) for column in columns)) if columns else set()
-    return {seed: number([column[seed] for column in columns]) for seed in sorted(seeds)}
+    every = list(columns)
+    seeds = set.intersection(*map(set, every)) if every else set()
+    return Numbers({seed: number([column[seed] for column in every]) for seed in sorted(seeds)})
 
 
 def named(words: str, row: Any) -> str:
@@ -122,12 +105,15 @@ def named(words: str, row: Any) -> str:
 
 
 class NumbersByRow(dict[Any, Numbers]):
-    """One number of each training run: the rows of a table, each with one number per seed."""
+    """One number of each training run: the rows of a table, each with one number per seed; a row may be missing."""
+
+    def __missing__(self, row: Any) -> Numbers:
+        return Numbers()
 
     def named(self, words: str) -> NumbersByRow:
         """The columns under `words` with the row in the braces.
 
-        >>> NumbersByRow({"one": {0: 1.0}}).named("error, {}")
+        >>> NumbersByRow({"one": Numbers({0: 1.0})}).named("error, {}")
         {'error, one': {0: 1.0}}
         """
         return NumbersByRow({named(words, row): numbers for row, numbers in self.items()})
@@ -135,10 +121,10 @@ class NumbersByRow(dict[Any, Numbers]):
     def differences(self, *pairs: tuple[Any, Any]) -> NumbersByRow:
         """The differences of pairs of rows.
 
-        >>> NumbersByRow({"a": {0: 3.0, 1: 1.0}, "b": {0: 1.0}}).differences(("a", "b"))
+        >>> NumbersByRow({"a": Numbers({0: 3.0, 1: 1.0}), "b": Numbers({0: 1.0})}).differences(("a", "b"))
         {'a - b': {0: 2.0}}
         """
-        return NumbersByRow({f"{first} - {second}": minus(self[first], self[second]) for first, second in pairs})
+        return NumbersByRow({f"{first} - {second}": self[first] - self[second] for first, second in pairs})
 
     def accuracy_table(self, rows_are: str = "row") -> tuple[Table, ...]:
         """The table of test accuracies, with the mean over the seeds; none without numbers."""
@@ -150,7 +136,7 @@ class NumbersByRow(dict[Any, Numbers]):
         if not any(self.values()) or not paper:
             return ()
         names = tuple(row for row in self if self[row] or row in paper)
-        printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
+        printed = [Numbers({0: paper[row]}) if row in paper else Numbers() for row in names]
         return points_panel(title, {"paper": printed, "measured here": [self[row] for row in names]}, names=names)
 
 
@@ -159,15 +145,31 @@ class Runs(dict[Any, dict[int, EndedRun]]):
 
     def numbers(self, number: Callable[[EndedRun], float]) -> NumbersByRow:
         """A number of every run."""
-        return NumbersByRow({row: {seed: number(run) for seed, run in seeds.items()} for row, seeds in self.items()})
+        return NumbersByRow({row: numbers_of(seeds, number) for row, seeds in self.items()})
+
+    def accuracies(self) -> NumbersByRow:
+        """Test accuracies; a diverged run counts as chance."""
+        return self.numbers(accuracy)
+
+    def errors(self, chance: float = CHANCE) -> NumbersByRow:
+        """Test errors; a diverged run counts as chance."""
+        return self.numbers(lambda run: error(run, chance))
+
+    def training_accuracies(self) -> NumbersByRow:
+        """Accuracies on the augmented training images over the last epoch; a diverged run counts as chance."""
+        return self.numbers(training_accuracy)
+
+    def bleu_scores(self) -> NumbersByRow:
+        """BLEU of the test sentences; 0 for a diverged run."""
+        return self.numbers(lambda run: 0.0 if run.diverged else float(run.result["bleu"]["score"]))
 
     def learning_panel(self, title: str, chance: float | None = CHANCE) -> tuple[Panel, ...]:
         """The panel of training accuracy after every epoch: the median of the seeds that reached it, and each seed."""
         curves, gone = [], []
         for row, seeds in self.items():
             longest = max((len(run.metrics) for run in seeds.values()), default=0)
-            epochs: list[Numbers] = [
-                {seed: _fitted(run, epoch) for seed, run in seeds.items() if epoch < len(run.metrics)}
+            epochs = [
+                Numbers({seed: _fitted(run, epoch) for seed, run in seeds.items() if epoch < len(run.metrics)})
                 for epoch in range(longest)
             ]
             curves += [_seeds_curve(row, epochs)] if epochs else []
@@ -185,7 +187,7 @@ class Runs(dict[Any, dict[int, EndedRun]]):
 
 
 def point_curve(
-    name: str, columns: Sequence[Numbers], crossed: Sequence[int] = (), at: Sequence[float] | None = None
+    name: str, columns: Sequence[Mapping[int, float]], crossed: Sequence[int] = (), at: Sequence[float] | None = None
 ) -> list[Curve]:
     """A point for every column that has numbers: the median, with a small one for each of several seeds.
 
@@ -207,12 +209,17 @@ def point_curve(
     return [_seeds_curve(name, there, x=x, crossed=marked)] if here else []
 
 
-def _seeds_curve(name: str, columns: Sequence[Numbers], **options: Any) -> Curve:
+def _seeds_curve(name: str, columns: Sequence[Mapping[int, float]], **options: Any) -> Curve:
     """The curve of the median of each column, with one small curve for each of several seeds."""
     seeds = sorted({seed for numbers in columns for seed in numbers})
     singles = [tuple(numbers.get(seed, math.nan) for numbers in columns) for seed in seeds] if len(seeds) > 1 else []
     medians = tuple(statistics.median(numbers.values()) for numbers in columns)
     return Curve(name, medians, singles=tuple(singles), **options)
+
+
+def diverged_points(columns: Iterable[Mapping[int, EndedRun]]) -> list[int]:
+    """The places of the columns in which a run diverged."""
+    return [place for place, runs in enumerate(columns) if any(run.diverged for run in runs.values())]
 
 
 def seeds_note(curves: Sequence[Curve]) -> str:
@@ -222,7 +229,7 @@ def seeds_note(curves: Sequence[Curve]) -> str:
 
 def points_panel(
     title: str,
-    found: Mapping[str, Sequence[Numbers]],
+    found: Mapping[str, Sequence[Mapping[int, float]]],
     y_label: str = "%",
     *,
     at: Sequence[float] | None = None,
@@ -243,7 +250,7 @@ def points_panel(
     return (Panel(title, curves, y_label, x_label, **panel),) if curves else ()
 
 
-# Sweeps over learning rates
+# The choice of a learning rate
 
 
 def by_seed(tried: Mapping[float, Mapping[int, EndedRun]], *, whole: bool) -> dict[int, dict[float, EndedRun]]:
@@ -262,105 +269,3 @@ def best_rates(tried: Mapping[float, Mapping[int, EndedRun]], *, whole: bool) ->
     """
     found = by_seed(tried, whole=whole)
     return {seed: max(of.items(), key=lambda pair: held_out(pair[1])) for seed, of in found.items()}
-
-
-def held_out(run: EndedRun) -> float:
-    """Accuracy on the held-out images, by which a rate is chosen; -1 for a diverged run."""
-    return -1.0 if run.diverged else float(run.result["validation"]["accuracy"])
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The runs of a sweep by initialization, layers and learning rate, and the numbers that follow from them.
-
-    `diverged` is the accuracy of a diverged run, and `trains` the least accuracy of a trained one, in per cent.
-    """
-
-    labels: tuple[str, ...]
-    depths: tuple[int, ...]
-    rates: tuple[float, ...]
-    runs: Runs
-    diverged: float
-    trains: float
-
-    @classmethod
-    def run(
-        cls,
-        settings: Settings,
-        methods: Mapping[str, str],
-        networks: Mapping[int, TrainConfig],
-        rates: Sequence[float],
-        *,
-        diverged: float,
-        trains: float,
-    ) -> Sweep:
-        """Train the network of every depth with every method at every rate; `methods` is keyed by the names to show."""
-        rows = {
-            (label, depth, rate): networks[depth].with_changes(method=methods[label], lr=rate)
-            for depth, label, rate in product(networks, methods, rates)
-        }
-        runs = settings.train_rows(rows, "{}, {} layers, lr {:g}")
-        return cls(tuple(methods), tuple(networks), tuple(rates), runs, diverged, trains)
-
-    def accuracy(self, run: EndedRun) -> float:
-        """Test accuracy of a run."""
-        return accuracy(run, self.diverged)
-
-    def tried(self, label: str, depth: int) -> dict[float, dict[int, EndedRun]]:
-        """The runs of an initialization at a depth, by rate and seed."""
-        return {rate: self.runs[label, depth, rate] for rate in self.rates}
-
-    def best(self, label: str, depth: int, *, whole: bool) -> dict[int, EndedRun]:
-        """The run that is best on the held-out images, by seed."""
-        return {seed: run for seed, (_, run) in best_rates(self.tried(label, depth), whole=whole).items()}
-
-    def accuracies(self, label: str, depth: int, *, whole: bool) -> Numbers:
-        """Test accuracy at the best rate, by seed."""
-        return {seed: self.accuracy(run) for seed, run in self.best(label, depth, whole=whole).items()}
-
-    def largest(self, label: str, depth: int, *, whole: bool) -> Numbers:
-        """The largest rate that trains, by seed; 0 where none does."""
-        return {
-            seed: max((rate for rate, run in runs.items() if self.accuracy(run) >= self.trains), default=0.0)
-            for seed, runs in by_seed(self.tried(label, depth), whole=whole).items()
-        }
-
-    def shares(self, label: str) -> Numbers:
-        """The share of all depths and rates that train, by seed; a seed with a missing run is left out."""
-        trained = self.runs.numbers(lambda run: float(self.accuracy(run) >= self.trains))
-        return combined([trained[label, depth, rate] for depth, rate in product(self.depths, self.rates)], mean)
-
-    def allows(self, label: str, other: str, factor: float) -> Numbers:
-        """The fraction of depths at which `label` trains at `factor` times the largest rate that trains with `other`.
-
-        By seed. Depths at which `other` trains at no rate are included.
-        """
-        columns = []
-        for depth in self.depths:
-            ours, theirs = self.largest(label, depth, whole=False), self.largest(other, depth, whole=True)
-            both = ours.keys() & theirs.keys()
-            columns.append(
-                {seed: float(ours[seed] > 0 and ours[seed] >= 0.99 * factor * theirs[seed]) for seed in both}
-            )
-        return combined(columns, mean)
-
-    def panels(self, images: str) -> tuple[Panel, ...]:
-        """The panels of test and training accuracy over depth, at the best of the rates that were tried.
-
-        A diverged run is a cross at chance, also where it counts as 0.
-        """
-        found: list[Panel] = []
-        best = {label: [self.best(label, depth, whole=False) for depth in self.depths] for label in self.labels}
-        crossed = {
-            label: [i for i, seeds in enumerate(over_depth) if any(run.diverged for run in seeds.values())]
-            for label, over_depth in best.items()
-        }
-        note = DIVERGED if any(crossed.values()) else ""
-        over_depths: dict[str, Any] = {"at": self.depths, "x_label": "layers", "levels": (CHANCE_LINE,)}
-        for title, number in (("test", accuracy), ("training", training_accuracy)):
-            drawn = {
-                label: [{seed: number(run) for seed, run in seeds.items()} for seeds in over_depth]
-                for label, over_depth in best.items()
-            }
-            found += points_panel(f"{title} accuracy, {images}", drawn, crossed=crossed, note=note, **over_depths)
-        return tuple(found)

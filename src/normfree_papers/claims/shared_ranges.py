@@ -1,8 +1,9 @@
-"""Reasons for ranges that several claims share: what we read into a word, and how far a counted error varies."""
+"""Checks and reasons for ranges that several claims share: our reading of a word, and how far a count varies."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from normfree_papers.claims.claim import Check, expect
 from normfree_papers.claims.seed_metrics import DEAD
@@ -28,6 +29,11 @@ def trains(word: str = "train") -> str:
 def does_not_train(word: str) -> str:
     """The reason for the largest accuracy of a network that does not train."""
     return reading(word, "at most twice the accuracy of chance", f"above {DEAD:g} %")
+
+
+def it_trains(name: str, what: str, *, low: float = DEAD, why: str = "", **options: Any) -> Check:
+    """A network trains: `what`, its accuracy, is at least `low`."""
+    return expect(name, low=low, **options).reading(f"{what}, in %: it trains", why=why or trains())
 
 
 def counted_error(percent: float, images: int) -> float:

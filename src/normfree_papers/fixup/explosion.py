@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,9 +15,19 @@ from torch import Tensor
 from normfree.diagnostics.homogeneity_bounds import BlockBound, Bounds, SetBound, gradient_bounds
 from normfree.diagnostics.propagation import propagate
 from normfree.models import Network, build
-from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
-from normfree_papers.claims.depth_curves import chart, decades, factor_per_block, geometric_means, straight_line, table
+from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
+from normfree_papers.claims.depth_curves import (
+    chart,
+    decades,
+    factor_per_block,
+    geometric_means,
+    padded_growth,
+    stage_starts,
+    straight_line,
+    table,
+)
 
+_STAGES = (3, 4, 6, 3)  # blocks of ResNet-50
 ROUNDING = "the inequality itself, for every draw; 1e-6 is left for rounding in float64"
 
 
@@ -61,53 +72,48 @@ ROUNDING = "the inequality itself, for every draw; 1e-6 is left for rounding in 
 )
 def sec2(settings: Settings) -> Measurement:
     """Growth of the second moment over depth. Reference: fixup, section 2, first paragraph."""
-    width, blocks = 512, 30 if settings.quick else 50
-    image = 16 if settings.quick else 32
-    curves: dict[str, list[list[float]]] = {"residual MLP": [], "ResNet-50": [], "ResNet-50, batch norm": []}
-    stages: list[int] = []
-    for seed in settings.each_seed():
+    width, blocks, image = (512, 30, 16) if settings.quick else (512, 50, 32)
+    stages = [stage for stage, count in enumerate(_STAGES, 1) for _ in range(count)]
+    last = slice(stages.index(3) + 2, stages.index(3) + 6)  # the last blocks of the longest stage
+    padded = [f for k, count in enumerate(_STAGES) for f in padded_factors(image >> k, count)]
+    expected = math.exp(math.fsum(map(math.log, padded)) / len(padded))
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[str, list[float]]]:
         g = torch.Generator().manual_seed(seed)
         mlp = build(f"resmlp-{blocks}-{width}", "he_in", form="pre", size=8, generator=g, dtype=torch.float64)
         mlp.to(settings.device)
         x = torch.randn(64, 3 * 8 * 8, generator=g, dtype=torch.float64).to(settings.device)
-        curves["residual MLP"].append([norm**2 / width for norm in propagate(mlp, x).series("sum", "norm")])
+        curves = {"residual MLP": [norm**2 / width for norm in propagate(mlp, x).series("sum", "norm")]}
         x = torch.randn(4, 3, image, image, generator=g).to(settings.device)
         for name, method in (("ResNet-50", "he_in"), ("ResNet-50, batch norm", "batchnorm")):
             signal = propagate(build("preact_resnet50", method, generator=g, device=settings.device), x)
             pairs = zip(signal.series("sum", "mean_square"), signal.series("sum"), strict=True)
-            curves[name].append([square + variance for square, variance in pairs])
-            stages = [s.stage for s in signal.sums]
-    depth = range(1, blocks + 1)
-    long = slice(stages.index(3) + 2, stages.index(3) + 6)
-    factors = [f for k in range(4) for f in padded_factors(image >> k, stages.count(k + 1))]
-    expected = math.exp(math.fsum(map(math.log, factors)) / len(factors))
-    values = {
-        "factor, residual MLP": [factor_per_block(c, [1] * blocks) for c in curves["residual MLP"]],
-        "R² of the logarithm, residual MLP": [
-            straight_line(depth, [math.log(v) for v in c])[1] for c in curves["residual MLP"]
-        ],
-        "factor, ResNet-50": [factor_per_block(c, stages) for c in curves["ResNet-50"]],
-        "factor over that with zero padding, ResNet-50": [
-            factor_per_block(c, stages) / expected for c in curves["ResNet-50"]
-        ],
-        "factor, ResNet-50 with batch norm": [
-            factor_per_block(c[long], stages[long]) for c in curves["ResNet-50, batch norm"]
-        ],
-    }
-    mlp_means, deep, normed = (geometric_means(c) for c in curves.values())
+            curves[name] = [square + variance for square, variance in pairs]
+        plain, deep, normed = curves.values()
+        numbers = {
+            "factor, residual MLP": factor_per_block(plain, [1] * blocks),
+            "R² of the logarithm, residual MLP": straight_line(range(1, blocks + 1), list(map(math.log, plain)))[1],
+            "factor, ResNet-50": factor_per_block(deep, stages),
+            "factor over that with zero padding, ResNet-50": factor_per_block(deep, stages) / expected,
+            "factor, ResNet-50 with batch norm": factor_per_block(normed[last], stages[last]),
+        }
+        return numbers, curves
+
+    numbers, curves = settings.over_seeds(measured)
+    plain, deep, normed = map(geometric_means, curves.values())
     return Measurement(
-        values=values,
+        values=numbers,
         panels=(
             chart(
                 f"residual MLP of {blocks} blocks, width {width}",
-                {"He fan-in": mlp_means, "doubling": _doubling(mlp_means)},
+                {"He fan-in": plain, "doubling": _doubling(plain)},
                 "second moment",
             ),
             chart(
                 "pre-activation ResNet-50",
                 {"He fan-in": deep, "doubling": _doubling(deep), "batch norm": normed},
                 "second moment",
-                stages=(4, 8, 14),
+                stages=stage_starts(stages),
             ),
         ),
         notes=(f"geometric means over {len(settings.seeds)} draws of weights and inputs",),
@@ -122,19 +128,9 @@ def _doubling(curve: Sequence[float]) -> list[float]:
 def padded_factors(size: int, blocks: int) -> list[float]:
     """Factors by which blocks with one 3×3 layer multiply the second moment of a size × size image, from the second on.
 
-    With He's weights an output is the mean over nine taps of the second moments of the inputs; taps in the padding
-    give 0. The first block of a stage is taken to leave the same second moment everywhere.
-
-    >>> [round(f, 3) for f in padded_factors(1, 3)]
-    [1.111, 1.111]
+    The first block of a stage is taken to leave the same second moment everywhere.
     """
-    taps = torch.ones(size, size, dtype=torch.float64).tril(1).triu(-1)
-    moments, factors = torch.ones(size, size, dtype=torch.float64), []
-    for _ in range(blocks - 1):
-        after = moments + taps @ moments @ taps.mT / 9
-        factors.append(float(after.sum() / moments.sum()))
-        moments = after
-    return factors
+    return [after / before for before, after in pairwise(padded_growth(size, blocks - 1))]
 
 
 # Theorems 1 and 2: gradients are bounded from below
@@ -144,29 +140,25 @@ _GROWTH = (
     "taps lost on 16×16, 8×8 and 4×4 images: 1.34 decades in the logits' norm, and ℓ - H grows at least as fast; a "
     "factor of two is left for 16 images"
 )
-_DEPTHS, _QUICK_DEPTHS = (16, 40, 100, 202), (16, 40)
 
 
-def _bounds(settings: Settings, method: str, depth: int, seed: int, batch: int = 16) -> Bounds:
+def _bounds(settings: Settings, method: str, depth: int, seed: int) -> Bounds:
     """Both theorems on a wide ResNet of this depth and random labels, in float64."""
     g = torch.Generator().manual_seed(seed)
     model = build(f"wrn-{depth}-1", method, generator=g, dtype=torch.float64, device=settings.device)
-    x, y = _noise(batch, 16, g, settings)
-    return gradient_bounds(model, x, y)
+    return gradient_bounds(model, *_noise(g, settings))
 
 
-def _noise(batch: int, size: int, g: torch.Generator, settings: Settings) -> tuple[Tensor, Tensor]:
-    x = torch.randn(batch, 3, size, size, generator=g, dtype=torch.float64)
-    return x.to(settings.device), torch.randint(10, (batch,), generator=g).to(settings.device)
+def _noise(g: torch.Generator, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Draw 16 images of 16×16 and their labels."""
+    x = torch.randn(16, 3, 16, 16, generator=g, dtype=torch.float64)
+    return x.to(settings.device), torch.randint(10, (16,), generator=g).to(settings.device)
 
 
-def _bounds_by_seed(settings: Settings) -> dict[int, dict[int, Bounds]]:
-    """Both theorems without normalization, by seed and depth."""
-    found: dict[int, dict[int, Bounds]] = {}
-    depths = _QUICK_DEPTHS if settings.quick else _DEPTHS
-    for seed, depth in settings.each("{1} layers, seed {0}", settings.seeds, depths):
-        found.setdefault(seed, {})[depth] = _bounds(settings, "he_in", depth, seed)
-    return found
+def _bounds_by_depth(settings: Settings, seed: int) -> dict[int, Bounds]:
+    """Both theorems without normalization, by depth."""
+    depths = (16, 40) if settings.quick else (16, 40, 100, 202)
+    return {depth: _bounds(settings, "he_in", depth, seed) for depth in depths}
 
 
 @claim(
@@ -201,30 +193,30 @@ def _bounds_by_seed(settings: Settings) -> dict[int, dict[int, Bounds]]:
 )
 def thm1(settings: Settings) -> Measurement:
     """Gradients at block inputs and their bounds. Reference: fixup, Theorem 1, equation 2; appendix A.1."""
-    numbers: list[dict[str, float]] = []
-    shown: dict[int, tuple[BlockBound, ...]] = {}
-    for seed, bounds in _bounds_by_seed(settings).items():
-        found = {depth: both.blocks for depth, both in bounds.items()}
-        shown = shown or found
-        blocks = [b for of in found.values() for b in of]
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[int, tuple[BlockBound, ...]]]:
+        found = {depth: both.blocks for depth, both in _bounds_by_depth(settings, seed).items()}
+        blocks = [block for of in found.values() for block in of]
         normed = _bounds(settings, "batchnorm", 16, seed).blocks
-        one = {
+        numbers = {
             "smallest gradient over bound": min(b.ratio for b in blocks),
             "largest deviation of the directional derivative": max(b.deviation for b in blocks),
             "decades that the bound grows from 16 to 40 layers": decades([found[16][1].bound, found[40][1].bound]),
             "deviation with batch norm": max(b.deviation for b in normed[1:-1]),
         }
-        numbers.append(one)
+        return numbers, found
+
+    numbers, found = settings.over_seeds(measured)
     return Measurement(
-        values=by_name(numbers),
+        values=numbers,
         panels=tuple(
             chart(
                 f"WRN-{depth}-1, {(depth - 4) // 2} blocks",
-                {"measured": (b.measured for b in of), "bound of Theorem 1": (b.bound for b in of)},
+                {"measured": (b.measured for b in blocks), "bound of Theorem 1": (b.bound for b in blocks)},
                 "‖∂ℓ/∂x‖, mean over samples",
                 "input of stem, blocks and classifier",
             )
-            for depth, of in shown.items()
+            for depth, (blocks, *_) in found.items()
         ),
         notes=(f"curves are those of seed {settings.seeds[0]}; 16 images of 16×16 a network",),
     )
@@ -261,24 +253,25 @@ def thm1(settings: Settings) -> Measurement:
 )
 def thm2(settings: Settings) -> Measurement:
     """Gradients of homogeneous sets and their bounds. Reference: fixup, Theorem 2, equations 3 and 4; Figure 2."""
-    numbers: list[dict[str, float]] = []
-    shown: dict[int, tuple[SetBound, ...]] = {}
-    for seed, bounds in _bounds_by_seed(settings).items():
-        found = {depth: both.sets for depth, both in bounds.items()}
-        shown = shown or found
-        everything = [s for of in found.values() for s in of]
-        one = {
-            "smallest gradient over bound": min(s.measured / s.bound for s in everything),
-            "largest deviation of the directional derivative": max(s.deviation for s in everything),
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[int, tuple[SetBound, ...]]]:
+        found = {depth: both.sets for depth, both in _bounds_by_depth(settings, seed).items()}
+        sets = [one for of in found.values() for one in of]
+        numbers = {
+            "smallest gradient over bound": min(s.measured / s.bound for s in sets),
+            "largest deviation of the directional derivative": max(s.deviation for s in sets),
             "E[G] over its bound": _expected_over_bound(settings, seed),
             "decades that the bound grows from 16 to 40 layers": decades([found[16][0].bound, found[40][0].bound]),
         }
-        numbers.append(one)
+        return numbers, found
+
+    numbers, found = settings.over_seeds(measured)
+    shown = {depth: sets for depth, (sets, *_) in found.items()}
     rows = [
         (f"wrn-{depth}-1", s.name, f"{s.measured:.4g}", f"{s.bound:.4g}") for depth, of in shown.items() for s in of
     ]
     return Measurement(
-        values=by_name(numbers),
+        values=numbers,
         panels=tuple(
             chart(
                 f"WRN-{depth}-1",
@@ -301,7 +294,7 @@ def _expected_over_bound(settings: Settings, seed: int, draws: int = 100) -> flo
     """
     g = torch.Generator().manual_seed(seed)
     model: Network = build("wrn-40-1", "he_in", generator=g, dtype=torch.float64, device=settings.device)
-    x, y = _noise(16, 16, g, settings)
+    x, y = _noise(g, settings)
     with torch.no_grad():
         features = model.head(model.body(model.stem(x)))
         shape = (draws, *model.classifier.weight.shape)

@@ -10,17 +10,7 @@ from __future__ import annotations
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
-from normfree_papers.claims.seed_metrics import (
-    CHANCE,
-    DEAD,
-    QUICK_SETTINGS,
-    SMALL,
-    Runs,
-    accuracy,
-    error,
-    minus,
-    training_accuracy,
-)
+from normfree_papers.claims.seed_metrics import CHANCE, DEAD, QUICK_SETTINGS, SMALL, Runs
 from normfree_papers.claims.shared_ranges import does_not_train, printed_error, reading, trains
 
 # Table 1: ResNet-110
@@ -84,14 +74,14 @@ def _quick_check(model: str) -> Check:
 )
 def table1(runs: Runs, scale: Scale) -> Measurement:
     """Test error of ResNet-110 with Fixup, batch norm and Xavier. Reference: fixup, section 4.2, Table 1."""
-    found, fitted = runs.numbers(error), runs.numbers(training_accuracy)
+    found, fitted = runs.errors(), runs.training_accuracies()
     model, mark, paper = ("ResNet-20", "ResNet-20: ", {}) if scale == "quick" else ("ResNet-110", "", _TABLE1)
     columns = {f"{mark}test error, {row}": numbers for row, numbers in found.items() if row != _XAVIER}
     columns |= found.differences(("Fixup", "batch norm")).named(mark + "{}")
     columns |= fitted.differences(("Fixup", "batch norm")).named(mark + "training accuracy, {}")
     if scale == "full":
-        columns["Xavier - Fixup"] = minus(found["Xavier, small rate"], found["Fixup"])
-        columns[f"accuracy, {_XAVIER}"] = runs.numbers(accuracy)[_XAVIER]
+        columns["Xavier - Fixup"] = found["Xavier, small rate"] - found["Fixup"]
+        columns[f"accuracy, {_XAVIER}"] = runs.accuracies()[_XAVIER]
     return Measurement(
         values=columns,
         panels=(
@@ -144,7 +134,7 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
 )
 def table4(runs: Runs, scale: Scale) -> Measurement:
     """Test error of a wide network with mixup and Cutout. Reference: fixup, appendix C.2, Table 4."""
-    found = runs.numbers(error)
+    found = runs.errors()
     model, mark, paper = ("WRN-16-1", "WRN-16-1: ", {}) if scale == "quick" else ("WRN-40-10", "", _TABLE4)
     return Measurement(
         values=found.named(mark + "test error, {}") | found.differences(("Fixup", "batch norm")).named(mark + "{}"),
@@ -244,13 +234,13 @@ def _printed(row: str) -> Check:
 def table2(runs: Runs, scale: Scale) -> Measurement:
     """Test error with and without mixup. Reference: fixup, section 4.2, Table 2."""
     network, chance = ("ResNet-20", CHANCE) if scale == "quick" else ("ResNet-50", 0.1)  # ten classes, and a thousand
-    found, fitted = runs.numbers(lambda run: 100 - accuracy(run, chance)), runs.numbers(training_accuracy)
+    found, fitted = runs.errors(chance), runs.training_accuracies()
     normed, plain = (fitted[f"{network}, {row}"] for row in _PLAIN)
     columns = found.named("test error, {}")
-    columns[f"{network}, {_FIXUP} - {_GROUP}"] = minus(found[f"{network}, {_FIXUP}"], found[f"{network}, {_GROUP}"])
-    columns[f"{network}, training error, batch norm - Fixup"] = minus(plain, normed)
+    columns[f"{network}, {_FIXUP} - {_GROUP}"] = found[f"{network}, {_FIXUP}"] - found[f"{network}, {_GROUP}"]
+    columns[f"{network}, training error, batch norm - Fixup"] = plain - normed
     if scale == "full":
-        columns["ResNet-50, Xavier - Fixup"] = minus(found["ResNet-50, Xavier"], found["ResNet-50, Fixup"])
+        columns["ResNet-50, Xavier - Fixup"] = found["ResNet-50, Xavier"] - found["ResNet-50, Fixup"]
     return Measurement(
         values=columns,
         panels=(

@@ -8,17 +8,7 @@ from __future__ import annotations
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
-from normfree_papers.claims.seed_metrics import (
-    CHANCE_LINE,
-    DEAD,
-    SMALL,
-    Runs,
-    accuracy,
-    error,
-    over,
-    points_panel,
-    training_accuracy,
-)
+from normfree_papers.claims.seed_metrics import CHANCE_LINE, DEAD, SMALL, Runs, points_panel, training_accuracy
 from normfree_papers.claims.shared_ranges import GAP, does_not_train, reading, trains
 
 # Section 3: rule 2 alone is sufficient and necessary, rules 1 and 3 improve on it
@@ -88,8 +78,8 @@ def sec3(runs: Runs, scale: Scale) -> Measurement:
     """Rule 2 alone, and Fixup without other rules. Reference: fixup, section 3, text below the rules; equation 5."""
     kinds = ("deep", "early", "whole")
     deep, early, whole = (Runs({row: of for (row, other), of in runs.items() if other == kind}) for kind in kinds)
-    fitted, errors = early.numbers(training_accuracy), whole.numbers(error)
-    columns = deep.numbers(accuracy).named("accuracy, {}")
+    fitted, errors = early.training_accuracies(), whole.errors()
+    columns = deep.accuracies().named("accuracy, {}")
     columns |= fitted.named("training accuracy, {}") | errors.named("test error, {}")
     columns |= fitted.differences(("Fixup", _ALONE))
     columns |= errors.differences(*((row, "Fixup") for row in list(errors)[1:])).named("test error, {}")
@@ -132,41 +122,28 @@ def _depth_rows(scale: Scale) -> dict[tuple[str, int], TrainConfig]:
 def _depth_checks(scale: Scale) -> list[Check]:
     checks = []
     for depth in _DEPTHS[scale]:
+        at = f"{depth:,} layers"
         for method in ("Fixup", "batch norm", *([_SLOW] if depth >= _SLOW_FROM else [])):
+            is_ours = method == _SLOW
+            paper = None if is_ours else "a plot; it trains"
             checks.append(
-                expect(
-                    f"accuracy, {method}, {depth:,} layers",
-                    paper="a plot; it trains" if method != _SLOW else None,
-                    low=DEAD,
-                    main=method != _SLOW,
-                    scale=scale,
-                ).reading(
-                    f"test accuracy of {method} at {depth:,} layers after one epoch, in %: it trains",
-                    why=trains() + ("; this rate of the scalars is ours" if method == _SLOW else ""),
+                expect(f"accuracy, {method}, {at}", paper=paper, low=DEAD, main=not is_ours, scale=scale).reading(
+                    f"test accuracy of {method} at {at} after one epoch, in %: it trains",
+                    why=trains() + ("; this rate of the scalars is ours" if is_ours else ""),
                 )
             )
             if method != "batch norm":
+                name, paper = f"errors over batch norm's, {method}, {at}", None if is_ours else "matches"
                 checks.append(
-                    expect(
-                        f"errors over batch norm's, {method}, {depth:,} layers",
-                        paper="matches" if method == "Fixup" else None,
-                        high=GAP,
-                        main=method == "Fixup",
-                        scale=scale,
-                    ).reading(
-                        f"{method} matches batch norm at {depth:,} layers: its test error over batch norm's",
-                        why=MATCHES,
+                    expect(name, paper=paper, high=GAP, main=not is_ours, scale=scale).reading(
+                        f"{method} matches batch norm at {at}: its test error over batch norm's", why=MATCHES
                     )
                 )
         checks += [
             expect(
-                f"accuracy, {method}, {depth:,} layers",
-                paper="not able to train past 100 layers",
-                high=DEAD,
-                scale=scale,
+                f"accuracy, {method}, {at}", paper="not able to train past 100 layers", high=DEAD, scale=scale
             ).reading(
-                f"test accuracy of {method} at {depth:,} layers, in %: it does not train at this rate",
-                why=does_not_train("train"),
+                f"test accuracy of {method} at {at}, in %: it does not train at this rate", why=does_not_train("train")
             )
             for method in ("LSUV", "√½ scaling")
             if depth > 100
@@ -196,14 +173,14 @@ def _depth_checks(scale: Scale) -> list[Check]:
 )
 def fig3(runs: Runs, scale: Scale) -> Measurement:
     """Test accuracy after the first epoch over depth. Reference: fixup, section 4.1, Figure 3."""
-    found, errors = runs.numbers(accuracy), runs.numbers(error)
+    found, errors = runs.accuracies(), runs.errors()
     columns = found.named("accuracy, {}, {:,} layers")
     for method, depth in runs:
         if method in ("Fixup", _SLOW):
-            ratio = over(errors[method, depth], errors["batch norm", depth])
+            ratio = errors[method, depth] / errors["batch norm", depth]
             columns[f"errors over batch norm's, {method}, {depth:,} layers"] = ratio
     depths, methods = _DEPTHS[scale], dict.fromkeys(method for method, _ in runs)
-    drawn = {method: [found.get((method, depth), {}) for depth in depths] for method in methods}
+    drawn = {method: [found[method, depth] for depth in depths] for method in methods}
     title = "test accuracy after one epoch of " + ("the embedded images" if scale == "quick" else "CIFAR-10")
     return Measurement(
         values=columns,
@@ -276,9 +253,9 @@ def fig4(runs: Runs, scale: Scale) -> Measurement:
 
     Differs: the mean over the third epoch, since runs log once per epoch.
     """
-    found, errors = runs.numbers(training_accuracy), runs.numbers(lambda run: 100 - training_accuracy(run))
+    found, errors = runs.training_accuracies(), runs.numbers(lambda run: 100 - training_accuracy(run))
     columns = found.named("training accuracy, {}") | found.differences(*_LOSES)
-    columns["training errors over batch norm's"] = over(errors["Fixup"], errors["batch norm"])
+    columns["training errors over batch norm's"] = errors["Fixup"] / errors["batch norm"]
     return Measurement(
         values=columns,
         panels=runs.learning_panel(f"training accuracy of {'ResNet-20' if scale == 'quick' else 'ResNet-110'}"),

@@ -86,27 +86,27 @@ def _transformer(row: str, layers: int, seed: int, device: str) -> BaseModel:
 def sec4_3(settings: Settings) -> Measurement:
     """The first update of Transformers over depth. Reference: fixup, sections 3 and 4.3, equation 5."""
     depths = (6, 12, 24) if settings.quick else (6, 12, 24, 48, 96)
-    curves: dict[str, list[list[float]]] = {row: [] for row in _ROWS}
-    largest = []
-    for seed in settings.each_seed():
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[str, list[float]]]:
         g = torch.Generator().manual_seed(1000 + seed)
         source, target, answer = (torch.randint(4, _WORDS, (_SENTENCES, _LENGTH), generator=g) for _ in range(3))
         inputs, answer = (source.to(settings.device), target.to(settings.device)), answer.to(settings.device)
-        for row, found in curves.items():
+        numbers, curves = {}, {}
+        for row in _ROWS:
             models = [_transformer(row, depth, seed, settings.device) for depth in depths]
             steps = [measure_updates(model, inputs, answer, rates=(1e-6,), share_limit=0) for model in models]
-            found.append([step.per_unit for step in steps])
+            curves[row] = [step.per_unit for step in steps]
+            numbers[f"spread over depth, {row}"] = max(curves[row]) / min(curves[row])
+            numbers[f"exponent, {row}"] = exponent(depths, curves[row])
             if row == _FIXUP:
-                largest.append(max(n for model in models for n in propagate(model, inputs).series("branch", "norm")))
-    spread = {row: [max(c) / min(c) for c in found] for row, found in curves.items()}
-    slopes = {row: [exponent(depths, c) for c in found] for row, found in curves.items()}
-    averages = {row: means(found) for row, found in curves.items()}
+                outputs = [n for model in models for n in propagate(model, inputs).series("branch", "norm")]
+                numbers["largest output of a branch at the start"] = max(outputs)
+        return numbers, curves
+
+    numbers, curves = settings.over_seeds(measured)
+    averages = {row: means(of) for row, of in curves.items()}
     label = "‖Δf‖/η, root mean square over sentences"
     return Measurement(
-        values={
-            "largest output of a branch at the start": largest,
-            **{f"spread over depth, {row}": numbers for row, numbers in spread.items()},
-            **{f"exponent, {row}": numbers for row, numbers in slopes.items()},
-        },
+        values=numbers,
         panels=(chart("encoder-decoder Transformers", averages, label, "layers", x=depths, log_x=True),),
     )

@@ -16,7 +16,7 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, training_claim
 from normfree_papers.claims.depth_curves import table
 from normfree_papers.claims.made_up_language import made_up_language
-from normfree_papers.claims.seed_metrics import Runs, bleu, minus, points_panel
+from normfree_papers.claims.seed_metrics import Runs, points_panel
 
 _METHODS: dict[str, dict[str, Any]] = {
     "layer norm": {"method": "layernorm:xavier=true", "form": "post"},  # the authors' baseline
@@ -40,7 +40,7 @@ def _small(settings: Settings, row: str) -> TrainConfig:
 def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Measurement:
     """Train every row, and measure its BLEU and its lead over layer norm."""
     runs = settings.train_rows(rows)
-    found = runs.numbers(bleu)
+    found = runs.bleu_scores()
     here = {row: numbers for row, numbers in found.items() if numbers}
     return Measurement(
         values=found.named("BLEU, {}")
@@ -132,10 +132,10 @@ def table3(settings: Settings) -> Measurement:
     runs = settings.train_rows(
         {f"{data}: {row}": run.with_changes(**_METHODS[row]) for data, run in recipes.items() for row in _FEW}
     )
-    found = runs.numbers(bleu)
+    found = runs.bleu_scores()
     columns = found.named("BLEU, {}")
     for data in _DATA:
-        columns[f"{data}: Fixup - layer norm"] = minus(found[f"{data}: Fixup"], found[f"{data}: layer norm"])
+        columns[f"{data}: Fixup - layer norm"] = found[f"{data}: Fixup"] - found[f"{data}: layer norm"]
     return Measurement(values=columns, panels=runs.learning_panel(_TOKENS, chance=None), tables=_files(runs))
 
 

@@ -16,7 +16,7 @@ from normfree import theory
 from normfree.diagnostics.updates import measure_updates
 from normfree.models import build
 from normfree.plan import Layer
-from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
 from normfree_papers.claims.depth_curves import chart, exponent, means
 
 # Theorem 3: the update of a network
@@ -70,7 +70,7 @@ def _predicted(
     return -total @ gradient
 
 
-def _network(settings: Settings, L: int, m: int, seed: int) -> tuple[Tensor, list[list[Tensor]], Tensor]:
+def _network(L: int, m: int, seed: int) -> tuple[Tensor, list[list[Tensor]], Tensor]:
     """Draw an input, L branches of m layers of width 24 (He, times L^(-1/(2m-2))), and a classifier."""
     g = torch.Generator().manual_seed(seed)
 
@@ -98,7 +98,7 @@ def _step(x: Tensor, branches: list[list[Tensor]], last: Tensor, target: int, ra
 
 
 def library_deviation(L: int, m: int, seed: int) -> float:
-    """Relative distance of ‖Δf‖/η as `measure_updates` has it, one step of all weights, from ‖ΣΣ J ∂ℓ/∂z‖.
+    """Relative distance of ‖Δf‖/η, as `measure_updates` measures it for a step of all weights, from ‖ΣΣ J ∂ℓ/∂z‖.
 
     A layer with input a and Jacobian P from its output to the logits has J = ‖a‖² P Pᵀ; its bias adds P Pᵀ.
     """
@@ -167,38 +167,34 @@ def library_deviation(L: int, m: int, seed: int) -> float:
 def thm3(settings: Settings) -> Measurement:
     """One step of a network beside the sum of its J ∂ℓ/∂z. Reference: fixup, appendix B.1, Theorem 3, equation 12."""
     rates = tuple(10.0**-k for k in range(3, 9))
-    deviations: dict[tuple[int, int], list[list[float]]] = {}
-    control: list[float] = []
     shapes = ((3, 2), (10, 2), (6, 3)) if settings.quick else ((3, 2), (10, 2), (30, 2), (6, 3), (20, 3))
-    for seed in settings.each_seed():
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[tuple[int, int], list[float]]]:
+        curves: dict[tuple[int, int], list[float]] = {}
         for L, m in shapes:
-            x, branches, last = _network(settings, L, m, seed)
-            curve = []
+            x, branches, last = _network(L, m, seed)
+            deviations = curves[L, m] = []
             for rate in rates:
                 change, gradient = _step(x, branches, last, seed % 10, rate)
                 expected = _predicted(x, branches, last, gradient)
-                curve.append(float((change - expected).norm() / expected.norm()))
-            deviations.setdefault((L, m), []).append(curve)
+                deviations.append(float((change - expected).norm() / expected.norm()))
         unmasked = _predicted(x, branches, last, gradient, masks=False)
-        control.append(float((change - unmasked).norm() / change.norm()))
-    worst = [max(curves[s][-1] for curves in deviations.values()) for s in range(len(settings.seeds))]
-    slopes = [
-        math.fsum(exponent(rates[2:5], curves[s][2:5]) for curves in deviations.values()) / len(deviations)
-        for s in range(len(settings.seeds))
-    ]
+        slopes = [exponent(rates[2:5], curve[2:5]) for curve in curves.values()]
+        numbers = {
+            "deviation at η = 1e-8": max(curve[-1] for curve in curves.values()),
+            "exponent of the deviation": math.fsum(slopes) / len(slopes),
+            "deviation of the library's measurement": max(library_deviation(L, m, seed) for L, m in shapes),
+            "deviation without the ReLUs' masks": float((change - unmasked).norm() / change.norm()),
+        }
+        return numbers, curves
+
+    numbers, curves = settings.over_seeds(measured)
     return Measurement(
-        values={
-            "deviation at η = 1e-8": worst,
-            "exponent of the deviation": slopes,
-            "deviation of the library's measurement": [
-                max(library_deviation(L, m, seed) for L, m in shapes) for seed in settings.seeds
-            ],
-            "deviation without the ReLUs' masks": control,
-        },
+        values=numbers,
         panels=(
             chart(
                 "distance of Δf/η from the formula",
-                {f"{L} branches of {m} layers": means(curves)[::-1] for (L, m), curves in deviations.items()},
+                {f"{L} branches of {m} layers": means(of)[::-1] for (L, m), of in curves.items()},
                 "relative to ‖Δf‖/η",
                 "learning rate η",
                 x=rates[::-1],
@@ -215,7 +211,7 @@ _BRANCHES = (10, 100, 1000)  # of the library's networks
 
 
 def _over_he(model: nn.Module, layer: Layer) -> float:
-    """The mean square of a layer's weights over 2/fan_out, that of He's weights."""
+    """The mean square of a layer's weights, relative to that of He's weights, 2/fan_out."""
     weight = model.get_submodule(layer.name).weight
     assert isinstance(weight, Tensor)
     fan_out = weight.numel() // weight.shape[1]
@@ -225,7 +221,7 @@ def _over_he(model: nn.Module, layer: Layer) -> float:
 def layer_factors(L: int, m: int, width: int, seed: int) -> list[float]:
     """The factors a_1 … a_m of the library's Fixup: root mean squares of its weights over those of He's weights.
 
-    They are over all L branches of a residual MLP, so that the standard error is 1/√(2·L·width²).
+    They average over all L branches of a residual MLP, so that the standard error is 1/√(2·L·width²).
     """
     generator = torch.Generator().manual_seed(seed)
     model = build(f"resmlp-{L}-{width}-{m}", "fixup", form="pre", size=1, in_channels=8, generator=generator)
@@ -327,18 +323,19 @@ def thm4(settings: Settings) -> Measurement:
         "exponent where factors are too small": sum(exponent(depths, c) for c in small) / len(small),
         "deviation of the step from equation 17": max(off),
     }
-    drawn: list[dict[str, float]] = []
-    for seed in settings.each_seed():
-        one = {}
+
+    def of_weights(seed: int) -> tuple[dict[str, float], dict[str, float]]:
+        drawn = {"√L times the other factors, ResNet-50": bottleneck_factor(seed)}
         for m in _LAYERS:
             found = {L: layer_factors(L, m, 32, seed) for L in _BRANCHES[: 2 if settings.quick else 3]}
             moves = [L * _scalar_step(factors, rate) / rate for L, factors in found.items()]
             slope = exponent(list(found), [_others(factors) for factors in found.values()])
-            one[f"exponent of the other factors, m = {m}"] = slope
-            one[f"L·|ΔF|/η of the library's factors, m = {m}"] = sum(moves) / len(moves)
-        drawn.append({**one, "√L times the other factors, ResNet-50": bottleneck_factor(seed)})
+            drawn[f"exponent of the other factors, m = {m}"] = slope
+            drawn[f"L·|ΔF|/η of the library's factors, m = {m}"] = sum(moves) / len(moves)
+        return drawn, {}
+
     return Measurement(
-        values={**exact, **by_name(drawn)},
+        values={**exact, **settings.over_seeds(of_weights)[0]},
         panels=(chart("how far a scalar branch moves", curves, "L · |ΔF|/η", "branches L", x=depths, log_x=True),),
     )
 

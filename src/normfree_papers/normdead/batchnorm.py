@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from normfree.nn.normalizers import normalizer
-from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect, near
+from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, means
 from normfree_papers.normdead.float64_draws import apart, generator, normal, rounding
 
 _IMAGES = (16, 6, 6, 6)  # as many channels as columns, so that the listing runs
 _OVER = (0, 2, 3)
-_SHOWN = ("before", "batch norm", "statistics held fixed", "layer norm")
 
 
 def batch_normalize(x: Tensor, *, hold: bool = False, correction: int = 0) -> Tensor:
@@ -127,45 +126,14 @@ def _through(
 )
 def eq3(settings: Settings) -> Measurement:
     """Gradients through batch norm compared with equation 3. Reference: normdead, section 2.2, equations 2 and 3."""
-    numbers: list[dict[str, float]] = []
-    shown: dict[str, list[list[float]]] = {name: [] for name in _SHOWN}
-    refused = True
-    for seed in settings.each_seed():
-        g = generator(seed)
-        channels = (1, _IMAGES[1], 1, 1)
-        x = normal(_IMAGES, g) * (1 + torch.rand(channels, generator=g, dtype=torch.float64)) + normal(channels, g)
-        gamma, beta, target = 0.5 + normal(channels, g).abs(), normal(channels, g), normal(_IMAGES, g)
-        x_hat, at_y, at_hat, at_x = _through(batch_normalize, x, gamma, beta, target)
-        sigma = x.std(_OVER, correction=0, keepdim=True)
-        held = _through(lambda t: batch_normalize(t, hold=True), x, gamma, beta, target)[-1]
-        layer = _through(nn.LayerNorm(_IMAGES[1:], elementwise_affine=False, eps=0.0), x, gamma, beta, target)[-1]
-        module: Any = normalizer("batch", _IMAGES[1]).double()
-        its_hat, _, its_arriving, its_gradient = _through(module, x, gamma, beta, target)
-        its_sigma = (sigma.square() + module.eps).sqrt()
-        arriving = {"before": at_hat, "batch norm": at_x, "statistics held fixed": held, "layer norm": layer}
-        one = {
-            "gradient against equation 3": apart(at_x, equation3(at_hat, x_hat, sigma)),
-            "the library's batch norm against equation 3": apart(
-                its_gradient, equation3(its_arriving, its_hat, its_sigma)
-            ),
-            "printed μ_g against the gradient": apart(equation3(at_hat, x_hat, sigma, summed=True), at_x),
-            "gradient at x̂ against γ times that at y": apart(at_hat, gamma * at_y),
-            "gradient along x̂, batch norm": float(remaining_mean(at_x * x_hat).max()),
-            "weight of x̂ over cov(g, x̂), listing's variance": _weight_along(x, gamma, beta, target),
-            "channel mean after the listing": float(listing(x).mean(_OVER).abs().max()),
-            **{f"mean of the gradient, {name}": float(remaining_mean(g).max()) for name, g in arriving.items()},
-        }
-        numbers.append(one)
-        for name in _SHOWN:
-            shown[name].append(remaining_mean(arriving[name]).tolist())
-        refused = refused and _raises(lambda x=x: listing(x[..., :-1]))  # type: ignore[misc]
-    words = "raises an error" if refused else "runs"
+    numbers, shown = settings.over_seeds(_measured)
+    words = "raises an error" if all(_listing_is_refused(seed) for seed in settings.seeds) else "runs"
     return Measurement(
-        values=by_name(numbers),
+        values=numbers,
         panels=(
             chart(
                 "what is left of the gradient's mean over the batch",
-                {name: [max(v, 1e-18) for v in means(shown[name])] for name in _SHOWN},
+                {name: [max(v, 1e-18) for v in means(of)] for name, of in shown.items()},
                 "|mean| over root mean square",
                 "channel",
                 note="before is at x̂, the others at x; with statistics held fixed it is the same as before",
@@ -173,6 +141,39 @@ def eq3(settings: Settings) -> Measurement:
         ),
         notes=(f"on images with fewer columns than channels the listing {words}",),
     )
+
+
+def _images(g: torch.Generator) -> Tensor:
+    """Images whose channels have different means and deviations."""
+    channels = (1, _IMAGES[1], 1, 1)
+    return normal(_IMAGES, g) * (1 + torch.rand(channels, generator=g, dtype=torch.float64)) + normal(channels, g)
+
+
+def _measured(seed: int) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The numbers of one draw, and what is left of the mean of four gradients, by channel."""
+    g = generator(seed)
+    x, channels = _images(g), (1, _IMAGES[1], 1, 1)
+    gamma, beta, target = 0.5 + normal(channels, g).abs(), normal(channels, g), normal(_IMAGES, g)
+    x_hat, at_y, at_hat, at_x = _through(batch_normalize, x, gamma, beta, target)
+    sigma = x.std(_OVER, correction=0, keepdim=True)
+    held = _through(lambda t: batch_normalize(t, hold=True), x, gamma, beta, target)[-1]
+    layer = _through(nn.LayerNorm(_IMAGES[1:], elementwise_affine=False, eps=0.0), x, gamma, beta, target)[-1]
+    module: Any = normalizer("batch", _IMAGES[1]).double()
+    its_hat, _, its_arriving, its_gradient = _through(module, x, gamma, beta, target)
+    its_sigma = (sigma.square() + module.eps).sqrt()
+    gradients = {"before": at_hat, "batch norm": at_x, "statistics held fixed": held, "layer norm": layer}
+    left = {name: remaining_mean(gradient).tolist() for name, gradient in gradients.items()}
+    numbers = {
+        "gradient against equation 3": apart(at_x, equation3(at_hat, x_hat, sigma)),
+        "the library's batch norm against equation 3": apart(its_gradient, equation3(its_arriving, its_hat, its_sigma)),
+        "printed μ_g against the gradient": apart(equation3(at_hat, x_hat, sigma, summed=True), at_x),
+        "gradient at x̂ against γ times that at y": apart(at_hat, gamma * at_y),
+        "gradient along x̂, batch norm": float(remaining_mean(at_x * x_hat).max()),
+        "weight of x̂ over cov(g, x̂), listing's variance": _weight_along(x, gamma, beta, target),
+        "channel mean after the listing": float(listing(x).mean(_OVER).abs().max()),
+        **{f"mean of the gradient, {name}": max(of) for name, of in left.items()},
+    }
+    return numbers, left
 
 
 def _weight_along(x: Tensor, gamma: Tensor, beta: Tensor, target: Tensor) -> float:
@@ -183,9 +184,10 @@ def _weight_along(x: Tensor, gamma: Tensor, beta: Tensor, target: Tensor) -> flo
     return float((weight / (g * x_hat).mean(_OVER)).mean())
 
 
-def _raises(call: Callable[[], object]) -> bool:
+def _listing_is_refused(seed: int) -> bool:
+    """Whether the listing raises an error on images with fewer columns than channels."""
     try:
-        call()
+        listing(_images(generator(seed))[..., :-1])
     except RuntimeError:
         return True
     return False

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.report import Table
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
 from normfree_papers.claims.depth_curves import chart, means, table
 from normfree_papers.normdead.float64_draws import (
     ROUNDING,
@@ -33,6 +33,12 @@ _FACTOR = 3.0
 
 def _blocks(model: nn.Module) -> list[Residual]:
     return [module for module in model.modules() if isinstance(module, Residual)]
+
+
+def _first_layers(model: nn.Module) -> list[nn.Conv2d]:
+    """The first layer of every branch."""
+    branches: list[Any] = [block.branch for block in _blocks(model)]
+    return [next(module for module in branch.modules() if isinstance(module, nn.Conv2d)) for branch in branches]
 
 
 @torch.no_grad()
@@ -95,8 +101,7 @@ def shifted_branches(method: str, seed: int) -> float:
     model = build(_MODEL, method, padding_mode="circular", generator=g).double()
     x = normal((8, 3, _SIZE, _SIZE), g)
     before = model.body(model.stem(x))
-    for block in _blocks(model):
-        first = next(m for m in block.branch.modules() if isinstance(m, nn.Conv2d))  # type: ignore[union-attr]
+    for first in _first_layers(model):
         shift = normal((first.out_channels,), g)
         if first.bias is not None:
             first.bias.copy_(shift)
@@ -110,8 +115,7 @@ def gradient_means(method: str, seed: int) -> list[float]:
     g = generator(seed)
     model = build(_MODEL, method, padding_mode="circular", generator=g).double()
     kept: list[Tensor] = []
-    for block in _blocks(model):
-        first = next(m for m in block.branch.modules() if isinstance(m, nn.Conv2d))  # type: ignore[union-attr]
+    for first in _first_layers(model):
         first.register_forward_hook(lambda _m, _a, out: kept.append(out))
     labels = torch.randint(10, (16,), generator=g)
     loss = nn.functional.cross_entropy(model(normal((16, 3, _SIZE, _SIZE), g)), labels)
@@ -245,22 +249,17 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
 @undisturbed
 def sec5_2(settings: Settings) -> Measurement:
     """Scales, shifts and gradients under batch norm and its replacements. Reference: normdead, section 5.2."""
-    numbers: list[dict[str, float]] = []
-    variances: dict[str, list[list[float]]] = {"x": [], "αx": []}
-    centring: dict[str, list[list[float]]] = {name: [] for name in _NETWORKS}
-    for seed in settings.each_seed():
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[str, list[float]]]:
         g = generator(seed)
         deep = build("preact_resnet50", "nf:beta=1", padding_mode="circular", generator=g).to(settings.device)
         images = torch.randn(8 if settings.quick else 16, 3, 32, 32, generator=g)
         before, after = entered_variance(deep, images.to(settings.device))
         trained = build("preact_resnet50", "nf", padding_mode="circular", generator=g).to(settings.device)
         small = entered_variance(trained, images.to(settings.device))[1]
-        variances["x"].append(before)
-        variances["αx"].append(after)
-        for name, method in _NETWORKS.items():
-            centring[name].append(gradient_means(method, seed))
+        centring = {name: gradient_means(method, seed) for name, method in _NETWORKS.items()}
         normed, free = network_values("batchnorm", seed), network_values("nf:beta=1", seed)
-        one = {
+        numbers = {
             "largest Var[αx] less 1": max(abs(value - 1) for value in after),
             "largest Var[αx] less 1, β = 0.2": max(abs(value - 1) for value in small),
             "largest Var[x]": max(before),
@@ -273,32 +272,33 @@ def sec5_2(settings: Settings) -> Measurement:
             "ResNet with batch norm at 3 times its input": normed["input"],
             "branch biases shifted, NF-ResNet": shifted_branches("nf:beta=1", seed),
             "branch shifts before batch norm, ResNet": shifted_branches("batchnorm", seed),
-            "largest mean of a gradient, ResNet with batch norm": max(centring["batch norm"][-1]),
-            "smallest mean of a gradient, NF-ResNet": min(centring["NF"][-1]),
+            "largest mean of a gradient, ResNet with batch norm": max(centring["batch norm"]),
+            "smallest mean of a gradient, NF-ResNet": min(centring["NF"]),
         }
-        numbers.append(one)
-    values = by_name(numbers)
+        return numbers, {"Var[x]": before, "Var[αx]": after, **centring}
+
+    numbers, curves = settings.over_seeds(measured)
     convolutions = [m for m in build(_MODEL, "nf", device="meta").modules() if isinstance(m, nn.Conv2d)]
     return Measurement(
         values={
-            **values,
+            **numbers,
             "share of convolutions with a bias, NF-ResNet": fmean([m.bias is not None for m in convolutions]),
         },
         panels=(
             chart(
                 "input of the blocks of an NF-ResNet-50",
-                {f"Var[{name}]": means(curves) for name, curves in variances.items()},
+                {name: means(curves[name]) for name in ("Var[x]", "Var[αx]")},
                 "mean over channels",
                 log_y=False,
             ),
             chart(
                 f"what is left of the gradient's mean, {_MODEL}",
-                {name: means(curves) for name, curves in centring.items()},
+                {name: means(curves[name]) for name in _NETWORKS},
                 "mean over root mean square",
                 note="at the output of the first layer of every branch, which batch norm follows where there is one",
             ),
         ),
-        tables=_pieces(values),
+        tables=_pieces(numbers),
         notes=(
             "the regularization that the section names needs training, and is not measured here",
             "weights of the last layer of a pre-activation branch are not scale-invariant under batch norm, since no "

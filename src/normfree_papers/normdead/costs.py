@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from normfree.models import build
 from normfree.nn.normalizers import normalizer
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect, near
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, exponent, means
 from normfree_papers.normdead.float64_draws import apart, batch_norm, generator, normal, rounding, undisturbed
 
@@ -177,18 +177,17 @@ def saved_bytes(model: nn.Module, x: Tensor) -> int:
 @undisturbed
 def sec2_3_costs(settings: Settings) -> Measurement:
     """What batch norm costs, item by item. Reference: normdead, section 2.3 and section 5.1."""
-    numbers: list[dict[str, float]] = []
-    changes: list[list[float]] = []
     batch, repeats = (16, 3) if settings.quick else (64, 8)
-    for seed in settings.each_seed():
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[str, list[float]]]:
         g = generator(seed)
-        changes.append([companion_change(n, seed) for n in _BATCHES])
+        changes = [companion_change(n, seed) for n in _BATCHES]
         x, y = torch.randn(batch, 3, 32, 32, generator=g), torch.randint(10, (batch,), generator=g)
         models = {name: network(method, seed).train() for name, method in _NETWORKS.items()}
         seconds = step_seconds(models, x, y, repeats)
-        one = {
-            "exponent of the change by companions": exponent(_BATCHES, changes[-1]),
-            "change by companions over √(3/n), batch of 64": changes[-1][_BATCHES.index(64)] / sqrt(3 / 64),
+        numbers = {
+            "exponent of the change by companions": exponent(_BATCHES, changes),
+            "change by companions over √(3/n), batch of 64": changes[_BATCHES.index(64)] / sqrt(3 / 64),
             "logits in inference against training, batch norm": modes_apart("batchnorm", seed),
             "logits in inference against training, NF": modes_apart("nf", seed),
             "deviation at twice the contrast, inference": deviation_at_contrast(seed, training=False),
@@ -197,12 +196,14 @@ def sec2_3_costs(settings: Settings) -> Measurement:
             "time of a step, batch norm over none": seconds["batch norm"] / seconds["none"],
             "time of a step, NF over none": seconds["NF"] / seconds["none"],
         }
-        numbers.append(one)
+        return numbers, {"measured": changes}
+
+    numbers, curves = settings.over_seeds(measured)
     x = torch.zeros(8, 3, 32, 32)
     kept = {name: saved_bytes(network(method, 0).train(), x) for name, method in _NETWORKS.items()}
     undefined = batch_norm(normal((1, 64), generator(0))).isnan()
     values: dict[str, float | list[float]] = {
-        **by_name(numbers),
+        **numbers,
         "share of undefined outputs, batch of one": float(undefined.double().mean()),
         "running averages of ResNet-20": float(_running_averages(network("batchnorm", 0))),
         "bytes kept for the backward pass, batch norm over none": kept["batch norm"] / kept["none"],
@@ -213,7 +214,7 @@ def sec2_3_costs(settings: Settings) -> Measurement:
         panels=(
             chart(
                 "change of an output of batch norm by the other inputs of its batch",
-                {"measured": means(changes), "√(3/n)": (sqrt(3 / n) for n in _BATCHES)},
+                {"measured": means(curves["measured"]), "√(3/n)": (sqrt(3 / n) for n in _BATCHES)},
                 "relative change",
                 "batch size n",
                 x=_BATCHES,

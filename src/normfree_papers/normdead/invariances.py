@@ -247,9 +247,7 @@ def _noticed(
 @undisturbed
 def sec2_3(settings: Settings) -> Measurement:
     """How far changes of inputs and weights move the output of each normalizer. Reference: normdead, section 2.3."""
-    found: dict[str, list[dict[tuple[str, str], float]]] = {"vectors": [], "images": []}
-    for kind, seed in settings.each_seed_of(found):
-        found[kind].append(measure_changes(kind, seed))
+    found = settings.over_seeds_of(("vectors", "images"), measure_changes)
     values: dict[str, list[float]] = {
         f"{name}, {change}, {kind}": [one[name, change] for one in ones]
         for kind, ones in found.items()

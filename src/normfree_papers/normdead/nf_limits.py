@@ -6,7 +6,6 @@ Reference: Hoedt, Hochreiter, Klambauer 2022, section 5.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -129,36 +128,35 @@ def expected_concatenation() -> list[float]:
 @undisturbed
 def sec5_1(settings: Settings) -> Measurement:
     """Variance of scaled branches in three kinds of skips, and after dropout. Reference: normdead, section 5.1."""
-    found: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
-    dropout = []
-    for seed in settings.each_seed():
-        for kind in _KINDS:
-            found[kind].append(scaled_branches(kind, seed))
-        x = normal((_DRAWS,), generator(seed)).relu()
-        torch.default_generator.manual_seed(
-            seed + 10_000
-        )  # another seed than x's, so that the mask is independent of x
-        dropout.append(float(nn.functional.dropout(x, 0.2).var() / x.var()))
     exact = expected_concatenation()
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[str, list[float]]]:
+        curves = {kind: scaled_branches(kind, seed) for kind in _KINDS}
+        x = normal((_DRAWS,), generator(seed)).relu()
+        torch.default_generator.manual_seed(seed + 10_000)  # not x's seed, so that the mask is independent of x
+        numbers = {
+            "smallest branch variance, sum": min(curves["sum"]),
+            "largest branch variance, sum": max(curves["sum"]),
+            "last branch variance, concatenation": curves["concatenation"][-1],
+            "branch variance over closed form, concatenation": curves["concatenation"][-1] / exact[-1],
+            "last branch variance, gate": curves["gate"][-1],
+            "variance in training over testing, dropout": float(nn.functional.dropout(x, 0.2).var() / x.var()),
+        }
+        return numbers, curves
+
+    numbers, curves = settings.over_seeds(measured)
     model = build("preact_resnet50", "nf")
-    layers = [model.get_submodule(layer.name) for layer in model.plan.hidden()]
-    values: dict[str, float | Sequence[float]] = {
-        "smallest branch variance, sum": [min(curve) for curve in found["sum"]],
-        "largest branch variance, sum": [max(curve) for curve in found["sum"]],
-        "last branch variance, concatenation": [curve[-1] for curve in found["concatenation"]],
-        "branch variance over closed form, concatenation": [curve[-1] / exact[-1] for curve in found["concatenation"]],
-        "last branch variance, gate": [curve[-1] for curve in found["gate"]],
-        "other skips that nf admits": float(len(set(get("nf").skips) & (set(SKIPS_WITHOUT_SEQUENCES) - {"residual"}))),
-        "share of normalized weight layers, NF-ResNet-50": sum(weight_kind(m) == "standardized" for m in layers)
-        / len(layers),
-        "variance in training over testing, dropout": dropout,
-    }
+    kinds = [weight_kind(model.get_submodule(layer.name)) for layer in model.plan.hidden()]
     return Measurement(
-        values=values,
+        values={
+            **numbers,
+            "other skips that nf admits": len(set(get("nf").skips) & set(SKIPS_WITHOUT_SEQUENCES) - {"residual"}),
+            "share of normalized weight layers, NF-ResNet-50": kinds.count("standardized") / len(kinds),
+        },
         panels=(
             chart(
                 "variance of the branch under NF's scaling",
-                {kind: means(found[kind]) for kind in _KINDS} | {"concatenation, closed form": tuple(exact)},
+                {kind: means(of) for kind, of in curves.items()} | {"concatenation, closed form": tuple(exact)},
                 "mean over channels",
                 "block",
                 note="the concatenation lies on its closed form",

@@ -18,7 +18,7 @@ from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import StandardizedConv2d, StandardizedLinear, WeightNormLinear
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect, near
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, means, straight_line
 from normfree_papers.normdead.float64_draws import batch_norm, generator, he, normal, rounding, undisturbed
 
@@ -203,9 +203,8 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
 @undisturbed
 def sec4_2(settings: Settings) -> Measurement:
     """Means and variances after centred weight norm and at transitions. Reference: normdead, section 4.2."""
-    numbers: list[dict[str, float]] = []
-    orders: dict[str, list[list[float]]] = {order: [] for order in _ORDERS}
-    for seed in settings.each_seed():
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[str, list[float]]]:
         g = generator(seed)
         layer = centred(64, 32, 1.0, g)
         weight = layer.effective_weight().detach()
@@ -213,9 +212,8 @@ def sec4_2(settings: Settings) -> Measurement:
         plain.weight.data.copy_(layer.weight)
         variances = weight.var(1, correction=0)
         border, inside = border_mean(g)
-        for order in _ORDERS:
-            orders[order].append(order_variance(order, seed))
-        one = {
+        curves = {order: order_variance(order, seed) for order in _ORDERS}
+        numbers = {
             "mean of weights over rms, centred": _row_mean(weight),
             "mean of weights over rms, weight norm": _row_mean(plain.effective_weight().detach()),
             "spread of weight variance, centred": float((variances.max() - variances.min()) / variances.max()),
@@ -229,16 +227,18 @@ def sec4_2(settings: Settings) -> Measurement:
             "variance factor a layer, centred": layer_factor(lambda g: centred(_WIDTH, _WIDTH, 1.0, g), seed),
             "variance after over before a transition": transition_drop(settings, seed, raw=False),
             "variance after over before a transition, raw": transition_drop(settings, seed, raw=True),
-            **{f"variance a block, {order}": _slope(orders[order][-1]) for order in _ORDERS},
+            **{f"variance a block, {order}": _slope(curve) for order, curve in curves.items()},
         }
-        numbers.append(one)
+        return numbers, curves
+
+    numbers, curves = settings.over_seeds(measured)
     blocks = range(_BLOCKS + 1)
     return Measurement(
-        values=by_name(numbers),
+        values=numbers,
         panels=(
             chart(
                 "variance of the sum by the order in the branch",
-                {order: means(orders[order]) for order in _ORDERS} | {"1 + b": tuple(1.0 + b for b in blocks)},
+                {order: means(of) for order, of in curves.items()} | {"1 + b": tuple(1.0 + b for b in blocks)},
                 "mean over channels",
                 "block",
                 log_y=False,

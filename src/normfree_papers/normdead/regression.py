@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.curvature import Hessian
-from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
-from normfree_papers.claims.depth_curves import chart, means, table
+from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
+from normfree_papers.claims.depth_curves import chart, decades, means, table
 from normfree_papers.normdead.float64_draws import apart, generator, normal, rounding
 
 _SAMPLES, _FEATURES = 2000, 8
@@ -123,51 +123,10 @@ def condition(hessian: Tensor) -> float:
 )
 def eq1(settings: Settings) -> Measurement:
     """Hessians of linear regression and covariances. Reference: normdead, section 2.1, equation 1; LeCun 1998."""
-    numbers: list[dict[str, float]] = []
-    curves: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
-    spectra: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
-    for seed in settings.each_seed():
-        g = generator(seed)
-        scales = torch.logspace(-0.5, 0.5, _FEATURES, dtype=torch.float64)
-        mixed = normal((_SAMPLES, _FEATURES), g) @ (torch.eye(_FEATURES) + 0.3 * normal((_FEATURES, _FEATURES), g))
-        x = (mixed + 1 + torch.rand(_FEATURES, generator=g, dtype=torch.float64)) * scales
-        y, w, v = normal((_SAMPLES,), g), normal((_FEATURES,), g), normal((3,), g)
-        hessian, other = regression_hessian(x, y, w), regression_hessian(x, 3 * y, 5 * w)
-        second = torch.einsum("ni,nj->ij", x, x) / _SAMPLES
-        forms = data_forms(x)
-        hessians = {form: regression_hessian(data, y, w) for form, data in forms.items()}
-        centred = torch.cov(x.T, correction=0)
-        shift = torch.outer(x.mean(0), x.mean(0))
-        losses = {form: descent(data, y, _STEPS) for form, data in forms.items()}
-        bounds = [
-            loss / bound
-            for form in _FORMS
-            for t, loss in zip(_STEPS, losses[form], strict=True)
-            if (bound := (1 - 1 / condition(hessians[form])) ** (2 * t)) > 1e-20  # below it there is only rounding
-        ]
-        conditions = {form: condition(matrix) for form, matrix in hessians.items()}
-        one = {
-            "Hessian against the mean of x xᵀ": apart(hessian, second),
-            "Hessian at other weights and targets": apart(other, hessian),
-            "Hessian against the covariance, centred data": apart(hessians["centred"], centred),
-            "Hessian against the covariance and μμᵀ, raw data": apart(hessian, centred + shift),
-            "Hessian against the covariance, raw data": apart(hessian, centred),
-            "condition number, normalized over raw": conditions["normalized"] / conditions["raw"],
-            "log10 condition number, normalized": math.log10(conditions["normalized"]),
-            "condition number less 1, whitened": conditions["whitened"] - 1,
-            "excess loss after one step, whitened": losses["whitened"][0],
-            "decades of excess loss after 1,000 steps, raw over normalized": math.log10(
-                losses["raw"][-1] / losses["normalized"][-1]
-            ),
-            "excess loss over its bound": max(bounds),
-            "block of a layer against v²·mean of x xᵀ": max(_layer_blocks(x, y, v, g)),
-        }
-        numbers.append(one)
-        for form in _FORMS:
-            curves[form].append(losses[form])
-            spectra[form].append(torch.linalg.eigvalsh(hessians[form]).flip(0).tolist())
+    numbers, curves = settings.over_seeds(_measured)
+    losses, spectra = ({form: [draw[k] for draw in draws] for form, draws in curves.items()} for k in (0, 1))
     return Measurement(
-        values=by_name(numbers),
+        values=numbers,
         panels=(
             chart(
                 "eigenvalues of the Hessian",
@@ -178,7 +137,7 @@ def eq1(settings: Settings) -> Measurement:
             ),
             chart(
                 "gradient descent at rate 1/λ_max",
-                {form: [max(loss, 1e-16) for loss in means(curves[form])] for form in _FORMS},
+                {form: [max(loss, 1e-16) for loss in means(losses[form])] for form in _FORMS},
                 "excess loss over that of w = 0",
                 "step",
                 x=_STEPS,
@@ -193,6 +152,46 @@ def eq1(settings: Settings) -> Measurement:
         ),
         notes=("centring alone need not lower the condition number: μμᵀ lifts the smallest eigenvalues too",),
     )
+
+
+def _measured(seed: int) -> tuple[dict[str, float], dict[str, tuple[list[float], list[float]]]]:
+    """The numbers of one draw, and the excess losses and the Hessian's eigenvalues for every form of the data."""
+    g = generator(seed)
+    scales = torch.logspace(-0.5, 0.5, _FEATURES, dtype=torch.float64)
+    mixed = normal((_SAMPLES, _FEATURES), g) @ (torch.eye(_FEATURES) + 0.3 * normal((_FEATURES, _FEATURES), g))
+    x = (mixed + 1 + torch.rand(_FEATURES, generator=g, dtype=torch.float64)) * scales
+    y, w, v = normal((_SAMPLES,), g), normal((_FEATURES,), g), normal((3,), g)
+    hessian, other = regression_hessian(x, y, w), regression_hessian(x, 3 * y, 5 * w)
+    second = torch.einsum("ni,nj->ij", x, x) / _SAMPLES
+    forms = data_forms(x)
+    hessians = {form: regression_hessian(data, y, w) for form, data in forms.items()}
+    centred = torch.cov(x.T, correction=0)
+    shift = torch.outer(x.mean(0), x.mean(0))
+    losses = {form: descent(data, y, _STEPS) for form, data in forms.items()}
+    bounds = [
+        loss / bound
+        for form in _FORMS
+        for t, loss in zip(_STEPS, losses[form], strict=True)
+        if (bound := (1 - 1 / condition(hessians[form])) ** (2 * t)) > 1e-20  # below it there is only rounding
+    ]
+    conditions = {form: condition(matrix) for form, matrix in hessians.items()}
+    numbers = {
+        "Hessian against the mean of x xᵀ": apart(hessian, second),
+        "Hessian at other weights and targets": apart(other, hessian),
+        "Hessian against the covariance, centred data": apart(hessians["centred"], centred),
+        "Hessian against the covariance and μμᵀ, raw data": apart(hessian, centred + shift),
+        "Hessian against the covariance, raw data": apart(hessian, centred),
+        "condition number, normalized over raw": conditions["normalized"] / conditions["raw"],
+        "log10 condition number, normalized": math.log10(conditions["normalized"]),
+        "condition number less 1, whitened": conditions["whitened"] - 1,
+        "excess loss after one step, whitened": losses["whitened"][0],
+        "decades of excess loss after 1,000 steps, raw over normalized": decades(
+            [losses["normalized"][-1], losses["raw"][-1]]
+        ),
+        "excess loss over its bound": max(bounds),
+        "block of a layer against v²·mean of x xᵀ": max(_layer_blocks(x, y, v, g)),
+    }
+    return numbers, {form: (losses[form], torch.linalg.eigvalsh(hessians[form]).flip(0).tolist()) for form in _FORMS}
 
 
 def _layer_blocks(x: Tensor, y: Tensor, v: Tensor, g: torch.Generator) -> list[float]:

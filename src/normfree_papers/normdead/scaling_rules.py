@@ -189,20 +189,22 @@ def output_weights(factors: list[tuple[float, float]]) -> list[float]:
 def sec4_1(settings: Settings) -> Measurement:
     """Moments of the stream under every rule of the survey. Reference: normdead, sections 3.2 and 4.1."""
     depth, width = (_DEPTH, _WIDTH) if settings.quick else (_FULL_DEPTH, _FULL_WIDTH)
-    found: dict[str, list[tuple[list[float], list[float], list[float]]]] = {name: [] for name in RULES}
-    factors: dict[str, list[tuple[float, float]]] = {}
-    for name, seed in settings.each_seed_of(RULES):
-        g = generator(seed)
+
+    def drawn(name: str, g: torch.Generator) -> Network:
         method = RULES[name].method(depth)
-        model = build(f"resmlp-{depth}-{width}", method, size=1, in_channels=width, generator=g).double()
-        found[name].append(stream(model, normal((_BATCH, width), g)))
-        if seed == settings.seeds[0] and name in ("Shao", "√½"):
-            factors[name] = scalars(model, ("a", "beta") if name == "Shao" else ("c", "c"))
+        return build(f"resmlp-{depth}-{width}", method, size=1, in_channels=width, generator=g).double()
+
+    def measured(name: str, seed: int) -> tuple[list[float], list[float], list[float]]:
+        g = generator(seed)
+        return stream(drawn(name, g), normal((_BATCH, width), g))
+
+    found = settings.over_seeds_of(RULES, measured)
     values: dict[str, float | list[float]] = {}
     for name, rule in RULES.items():
         exact = rule.growth(depth)[-1]
         values[f"mean square over {rule.text}, {name}"] = [q[-1] / q[0] / exact for _, q, _ in found[name]]
-    weights = {name: output_weights(factors[name]) for name in factors}
+    fixed = {"Shao": ("a", "beta"), "√½": ("c", "c")}  # the scalars on shortcut and branch
+    weights = {name: output_weights(scalars(drawn(name, generator(0)), of)) for name, of in fixed.items()}
     drift = [[abs(m[-1]) / math.sqrt(q[-1]) for m, q, _ in ones] for ones in found.values()]
     values |= {
         "growth, plain sum": [q[-1] / q[0] for _, q, _ in found["plain sum"]],

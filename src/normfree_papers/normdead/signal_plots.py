@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-import numpy as np
 import torch
 
 from normfree import theory
@@ -20,7 +19,14 @@ from normfree.models import build
 from normfree.models.base import Padding
 from normfree.report.panels import Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect, near
-from normfree_papers.claims.depth_curves import chart, factor_per_block, means, stage_starts, straight_line
+from normfree_papers.claims.depth_curves import (
+    chart,
+    factor_per_block,
+    means,
+    padded_growth,
+    stage_starts,
+    straight_line,
+)
 
 _STAGES = (3, 4, 6, 3)
 _SLOPE = 1 - 1 / math.pi
@@ -36,18 +42,10 @@ def bordered_growth(size: int) -> list[float]:
 
     Each stage starts from a flat map of half the size of the one before; f has one 3×3 convolution.
     """
-    found = []
-    for blocks in _STAGES:
-        taps = theory.tap_matrix(size, kernel=3, padding=1)
-        square = np.ones((size, size))
-        for _ in range(blocks):
-            square = square + taps @ square @ taps.T / 9
-            found.append(float(square.mean()))
-        size //= 2
-    return found
+    return [square for stage, blocks in enumerate(_STAGES) for square in padded_growth(size >> stage, blocks)[1:]]
 
 
-def _signal(settings: Settings, method: str, seed: int, *, padding: Padding = "zeros") -> Signal:
+def _signal(settings: Settings, method: str, padding: Padding, seed: int) -> Signal:
     """The signal of the paper's network on white noise; as in its listing, the stem has He's gain of 2, too."""
     batch, size = _images(settings)
     g = torch.Generator().manual_seed(seed)
@@ -63,16 +61,13 @@ def _measure(
     settings: Settings, runs: Mapping[str, tuple[str, Padding]]
 ) -> tuple[dict[str, dict[str, list[list[float]]]], list[int]]:
     """The curves of variance, squared mean and branch of every run, one per seed, and the stage of every block."""
-    found: dict[str, dict[str, list[list[float]]]] = {}
-    stages: list[int] = []
+    signals = settings.over_seeds_of(runs, lambda name, seed: _signal(settings, *runs[name], seed))
     parts = {"variance": ("sum", "variance"), "mean": ("sum", "mean_square"), "branch": ("branch", "variance")}
-    for name, seed in settings.each_seed_of(runs):
-        method, padding = runs[name]
-        signal = _signal(settings, method, seed, padding=padding)
-        stages = [s.stage for s in signal.sums]
-        for key, (part, statistic) in parts.items():
-            found.setdefault(name, {}).setdefault(key, []).append(signal.series(part, statistic))
-    return found, stages
+    found = {
+        name: {key: [signal.series(*part) for signal in of] for key, part in parts.items()}
+        for name, of in signals.items()
+    }
+    return found, [s.stage for s in next(iter(signals.values()))[0].sums]
 
 
 def _setting(settings: Settings) -> str:

@@ -17,7 +17,7 @@ from normfree.models import build
 from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.report.panels import Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect, near
+from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, means
 from normfree_papers.normdead.float64_draws import generator, he, normal, undisturbed
 
@@ -162,58 +162,57 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
 @undisturbed
 def sec3_2(settings: Settings) -> Measurement:
     """Moments over three kinds of skip connection, compared with closed forms. Reference: normdead, section 3.2."""
-    numbers: list[dict[str, float]] = []
-    curves: dict[str, list[Moments]] = {kind: [] for kind in _KINDS}
-    stages = []
-    start = (math.sqrt(1 / math.pi), 1.0)
-    theory = {kind: expected(kind, *start) for kind in _KINDS}
-    for seed in settings.each_seed():
+    exact = {kind: expected(kind, math.sqrt(1 / math.pi), 1.0) for kind in _KINDS}
+
+    def measured(seed: int) -> tuple[dict[str, float], dict[str, Sequence[list[float]]]]:
         g = generator(seed)
-        one: dict[str, float] = {}
+        numbers: dict[str, float] = {}
+        curves: dict[str, Sequence[list[float]]] = {}
         for kind in _KINDS:
             width = 256 if kind == "concatenation" else _WIDTH
             # As the outputs of the transform: ReLU of N(0, 2), of mean √(1/π) and mean square 1.
             moments, correlations = chained(kind, torch.relu(math.sqrt(2) * normal((_BATCH, width), g)), g)
-            curves[kind].append(moments)
-            for what, measured, exact in zip(("mean", "mean square"), moments, theory[kind], strict=True):
-                share = measured[-1] / exact[-1]
+            curves[kind] = moments
+            for what, found, closed in zip(("mean", "mean square"), moments, exact[kind], strict=True):
+                share = found[-1] / closed[-1]
                 if kind == "sum":
-                    one[f"{what} over closed form a block, sum"] = share ** (1 / _BLOCKS)
+                    numbers[f"{what} over closed form a block, sum"] = share ** (1 / _BLOCKS)
                 else:
-                    one[f"{what} over closed form, {kind}"] = share
+                    numbers[f"{what} over closed form, {kind}"] = share
             if correlations:
-                one["correlation of branch and shortcut"] = fmean(correlations)
-        growth = {kind: curves[kind][-1][0][-1] / curves[kind][-1][0][0] for kind in _KINDS}
+                numbers["correlation of branch and shortcut"] = fmean(correlations)
+        growth = {kind: mean[-1] / mean[0] for kind, (mean, _) in curves.items()}
         centred = chained("concatenation", normal((_BATCH, 256), g), g)[0][0]
         x = normal((1_000_000,), g)
-        stages.append(dense_stage(settings, seed))
-        one |= {
+        stage = dense_stage(settings, seed)
+        numbers |= {
             "growth of the mean, sum": growth["sum"],
             "drift of the mean, gate over sum": abs(math.log(growth["gate"]) / math.log(growth["sum"])),
             "mean of a concatenation of centred inputs": centred[-1],
-            "mean square of a DenseNet's stage": stages[-1][-1],
+            "mean square of a DenseNet's stage": stage[-1],
             "variance of x - ReLU(x)": float((x - x.relu()).var()),
         }
-        numbers.append(one)
+        return numbers, {**curves, "DenseNet, first stage": [stage]}
 
-    positions = range(_BLOCKS + 1)
+    numbers, curves = settings.over_seeds(measured)
+    stages = {"DenseNet, first stage": means(stage for (stage,) in curves.pop("DenseNet, first stage"))}
 
     def drawn(which: int, title: str, extra: Mapping[str, Sequence[float]]) -> Panel:
-        measured = {kind: means([moments[which] for moments in curves[kind]]) for kind in _KINDS}
-        return chart(title, {**measured, **extra}, "of all numbers", "block", x=positions)
+        measured = {kind: means(moments[which] for moments in of) for kind, of in curves.items()}
+        return chart(title, {**measured, **extra}, "of all numbers", "block", x=range(_BLOCKS + 1))
 
     def held(which: int, title: str) -> Panel:
         shares = {
-            kind: means([[a / b for a, b in zip(one[which], theory[kind][which], strict=True)] for one in curves[kind]])
-            for kind in _KINDS
+            kind: means([a / b for a, b in zip(moments[which], exact[kind][which], strict=True)] for moments in of)
+            for kind, of in curves.items()
         }
-        return chart(title, shares, "measured over closed form", "block", log_y=False, x=positions)
+        return chart(title, shares, "measured over closed form", "block", log_y=False, x=range(_BLOCKS + 1))
 
     return Measurement(
-        values=by_name(numbers),
+        values=numbers,
         panels=(
             drawn(0, "mean", {}),
-            drawn(1, "mean square", {"DenseNet, first stage": means(stages)}),
+            drawn(1, "mean square", stages),
             held(0, "mean over its closed form"),
             held(1, "mean square over its closed form"),
         ),
@@ -308,11 +307,13 @@ def sec3_2_gradients(settings: Settings) -> Measurement:
         f"β = {beta:g}": (f"resmlp-{_DEEP}-{width}", f"small_branch:beta={beta:g}", beta) for beta in _SCALES
     }
     specs["no skip connections"] = (f"mlp-{_DEEP + 2}-{width}", "he_in", None)
-    found: dict[str, list[list[float]]] = {name: [] for name in specs}
-    for name, seed in settings.each_seed_of(specs):
+
+    def measured(name: str, seed: int) -> list[float]:
         model, method, _ = specs[name]
         network = build(model, method, size=1, in_channels=width, generator=generator(seed)).double()
-        found[name].append(measured_correlation(network.body, width, seed))
+        return measured_correlation(network.body, width, seed)
+
+    found = settings.over_seeds_of(specs, measured)
     exact = {name: [gradient_correlation(a, beta) for a in _ANGLES] for name, (_, _, beta) in specs.items()}
     average = {name: means(found[name]) for name in specs}
     values = {

@@ -24,11 +24,8 @@ from normfree_papers.claims.seed_metrics import (
     QUICK_SETTINGS,
     NumbersByRow,
     Runs,
-    accuracy,
     combined,
-    minus,
     points_panel,
-    training_accuracy,
 )
 
 _BATCH_NORM, _NF, _CLIPPED = "batch norm", "NF", "NF, clipped"
@@ -112,13 +109,13 @@ def _on_par() -> tuple[Check, ...]:
 )
 def sec4_3(runs: Runs, scale: Scale) -> Measurement:
     """Test accuracy of NF beside batch norm. Reference: normdead, section 4.3."""
-    found = runs.numbers(accuracy)
-    columns = found.named("test accuracy, {}") | runs.numbers(training_accuracy).named("training accuracy, {}")
+    found = runs.accuracies()
+    columns = found.named("test accuracy, {}") | runs.training_accuracies().named("training accuracy, {}")
     columns |= found.differences((_NF, _BATCH_NORM), (_CLIPPED, _BATCH_NORM))
     if scale == "full":
         columns |= found.differences(*((_regularized(row), _regularized(_BATCH_NORM)) for row in (_NF, _CLIPPED)))
-        gains = {row: minus(found[_regularized(row)], found[row]) for row in (_NF, _BATCH_NORM)}
-        columns["gain by mixup, NF less batch norm"] = minus(gains[_NF], gains[_BATCH_NORM])
+        gains = {row: found[_regularized(row)] - found[row] for row in (_NF, _BATCH_NORM)}
+        columns["gain by mixup, NF less batch norm"] = gains[_NF] - gains[_BATCH_NORM]
     return Measurement(
         values=columns,
         panels=runs.learning_panel("training accuracy"),
@@ -140,7 +137,7 @@ def _clipping_rows(scale: Scale) -> dict[tuple[str, float], TrainConfig]:
 
 
 def steps_that_train(accuracies: list[float], trains: float) -> float:
-    """How far up the grid of rates training goes: the place, from 1, of the largest rate that trains; 0 if none does.
+    """The place, counted from 1, of the largest rate that trains; 0 if none does.
 
     >>> steps_that_train([60.0, 70.0, 10.0], trains=50.0)
     2.0
@@ -186,7 +183,7 @@ def _clipping_checks() -> tuple[Check, ...]:
 )
 def sec5_2_clipping(runs: Runs, scale: Scale) -> Measurement:
     """The largest rate that trains with and without clipping. Reference: normdead, section 5.2; Brock 2021b."""
-    found, rates, trains = runs.numbers(accuracy), _RATES[scale], DEAD if scale == "quick" else 50.0
+    found, rates, trains = runs.accuracies(), _RATES[scale], DEAD if scale == "quick" else 50.0
     drawn = {row: [found[row, rate] for rate in rates] for row in _ARMS}
     steps = NumbersByRow({row: combined(of, lambda ones: steps_that_train(ones, trains)) for row, of in drawn.items()})
     columns = steps | steps.differences((_CLIPPED, _BATCH_NORM), (_CLIPPED, _NF))
@@ -250,11 +247,11 @@ def _regnet_configs(scale: Scale) -> dict[str, TrainConfig]:
 )
 def sec4_3_regnet(runs: Runs, scale: Scale) -> Measurement:
     """Gaps of RegNets to EfficientNet-B0, and their normalizers. Reference: normdead, section 4.3."""
-    found = runs.numbers(accuracy)
+    found = runs.accuracies()
     columns = found.named("test accuracy, {}")
     if scale == "full":
-        gaps = [minus(found[_EFFICIENT], found[row]) for row in (_NAIVE, _NF_REGNET)]
-        columns["gap to EfficientNet-B0, naive less NF"] = minus(*gaps)
+        naive, free = (found[_EFFICIENT] - found[row] for row in (_NAIVE, _NF_REGNET))
+        columns["gap to EfficientNet-B0, naive less NF"] = naive - free
     return Measurement(
         values=columns,
         panels=runs.learning_panel("training accuracy", chance=None),

@@ -14,7 +14,7 @@ from normfree import theory
 from normfree.models import build
 from normfree.nn.normalizers import SELU, NormPropReLU
 from normfree.nn.weight_layers import SpectralNormLinear, WeightNormLinear
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect, near
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect, near
 from normfree_papers.claims.depth_curves import chart, means
 from normfree_papers.normdead.float64_draws import generator, normal, rounding, undisturbed
 
@@ -132,54 +132,14 @@ def fixed_point(square: float, layers: int = 100) -> float:
 @undisturbed
 def sec2_3_moments(settings: Settings) -> Measurement:
     """Moments after weight and spectral norm, normalization propagation and SELU. Reference: normdead, section 2.3."""
-    numbers: list[dict[str, float]] = []
-    estimates: list[list[float]] = []
-    curves: dict[str, list[list[float]]] = {}
-    for seed in settings.each_seed():
-        g = generator(seed)
-        layer = WeightNormLinear(100, 50, bias=False).double()
-        with torch.no_grad():
-            layer.weight.copy_(5 * normal((50, 100), g) + 1)
-        rows = layer.effective_weight().detach()
-        # 50 rows with 20,000 inputs each: rows of unit norm have outputs from N(0, 1).
-        z = (normal((_DRAWS // 50, 100), g) @ rows.T).flatten()
-        propagated = NormPropReLU()(z)
-        estimates.append(power_estimates(seed))
-        ends = {}
-        for start, moments in _STARTS.items():
-            mean_curve, variance_curve = layer_moments("selu", moments, seed)
-            curves.setdefault(f"SELU, {start}", []).append(variance_curve)
-            ends[start] = (mean_curve[-1], variance_curve[-1])
-        squares = []
-        for start in ("mean 0, variance 4", "mean 0, variance 0.1"):
-            relu_mean, relu_variance = layer_moments("he_in", _STARTS[start], seed)
-            curves.setdefault(f"ReLU, {start}", []).append(relu_variance)
-            squares.append(relu_variance[-1] * (1 - 1 / (_BATCH * _WIDTH)) + relu_mean[-1] ** 2)
-        activated = SELU()(normal((_DRAWS,), g))
-        torch.default_generator.manual_seed(seed + 10_000)  # dropout takes no generator
-        dropped = SELU(0.1).train()(normal((_DRAWS,), g))
-        plain = nn.functional.dropout(activated, 0.1)
-        one = {
-            "row norm less 1, weight norm": float((rows.norm(dim=1) - 1).abs().max()),
-            "mean, normalization propagation": float(propagated.mean()),
-            "variance, normalization propagation": float(propagated.var()),
-            "variance behind ReLU, weight norm": float(z.relu().var()),
-            "estimate over largest singular value, 100 iterations": estimates[-1][-1],
-            "estimate over largest singular value, 1 iteration": estimates[-1][0],
-            "off the fixed point after 100 layers": max(abs(fixed_point(start) - 1) for start in (0.1, 4.0)),
-            **{f"variance after 32 SELU layers, {start}": end for start, (_, end) in ends.items()},
-            "largest |mean| after 32 SELU layers": max(abs(end) for end, _ in ends.values()),
-            "mean square from variance 4 over that from 0.1, ReLU": squares[0] / squares[1],
-            "variance behind alpha dropout": float(dropped.var()),
-            "variance behind plain dropout": float(plain.var()),
-        }
-        numbers.append(one)
+    numbers, curves = settings.over_seeds(_measured)
+    estimates = curves.pop("estimate")
     return Measurement(
-        values=by_name(numbers),
+        values=numbers,
         panels=(
             chart(
                 "variance over an MLP",
-                {name: means(ones) for name, ones in curves.items()},
+                {name: means(of) for name, of in curves.items()},
                 "of all numbers",
                 "layer",
                 x=range(_DEPTH + 1),
@@ -199,3 +159,40 @@ def sec2_3_moments(settings: Settings) -> Measurement:
             "divide them by 1.21 for the sake of the Jacobian",
         ),
     )
+
+
+def _measured(seed: int) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The numbers of one draw, the variance after every layer of MLPs, and the estimates by power iterations."""
+    g = generator(seed)
+    layer = WeightNormLinear(100, 50, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(5 * normal((50, 100), g) + 1)
+    rows = layer.effective_weight().detach()
+    # 50 rows with 20,000 inputs each: rows of unit norm have outputs from N(0, 1).
+    z = (normal((_DRAWS // 50, 100), g) @ rows.T).flatten()
+    propagated = NormPropReLU()(z)
+    estimates = power_estimates(seed)
+    selu = {start: layer_moments("selu", moments, seed) for start, moments in _STARTS.items()}
+    relu = {start: layer_moments("he_in", _STARTS[start], seed) for start in list(_STARTS)[:2]}
+    squares = [variance[-1] * (1 - 1 / (_BATCH * _WIDTH)) + mean[-1] ** 2 for mean, variance in relu.values()]
+    activated = SELU()(normal((_DRAWS,), g))
+    torch.default_generator.manual_seed(seed + 10_000)  # dropout takes no generator
+    dropped = SELU(0.1).train()(normal((_DRAWS,), g))
+    plain = nn.functional.dropout(activated, 0.1)
+    numbers = {
+        "row norm less 1, weight norm": float((rows.norm(dim=1) - 1).abs().max()),
+        "mean, normalization propagation": float(propagated.mean()),
+        "variance, normalization propagation": float(propagated.var()),
+        "variance behind ReLU, weight norm": float(z.relu().var()),
+        "estimate over largest singular value, 100 iterations": estimates[-1],
+        "estimate over largest singular value, 1 iteration": estimates[0],
+        "off the fixed point after 100 layers": max(abs(fixed_point(start) - 1) for start in (0.1, 4.0)),
+        **{f"variance after 32 SELU layers, {start}": variance[-1] for start, (_, variance) in selu.items()},
+        "largest |mean| after 32 SELU layers": max(abs(mean[-1]) for mean, _ in selu.values()),
+        "mean square from variance 4 over that from 0.1, ReLU": squares[0] / squares[1],
+        "variance behind alpha dropout": float(dropped.var()),
+        "variance behind plain dropout": float(plain.var()),
+    }
+    networks = (("SELU", selu), ("ReLU", relu))
+    curves = {f"{name}, {start}": variance for name, of in networks for start, (_, variance) in of.items()}
+    return numbers, {**curves, "estimate": estimates}

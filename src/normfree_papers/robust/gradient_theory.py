@@ -62,8 +62,8 @@ def expected_curve(model: str, method: str, weights: Weights, *, c: float, size:
         for layer in layers:
             conv = modules[layer.name]
             assert isinstance(conv, nn.Conv2d)
-            variance = weight_variance(conv, weights, activated=layer.activated_in)
-            v = carried_back(v, conv, sizes[layer.name], (0.5 if layer.activated_in else 1.0) * variance)
+            variance = weight_variance(conv, weights, activated=layer.reads_activation)
+            v = carried_back(v, conv, sizes[layer.name], (0.5 if layer.reads_activation else 1.0) * variance)
         return v
 
     last = network.plan.branches[-1].last.name

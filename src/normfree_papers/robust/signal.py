@@ -1,7 +1,7 @@
 """The claims of `robust` on the signal before training: the plots of Figures 2, 4 and 5.
 
-All three are judged by the whole network, from the first residual sum to the last. Inside a stage fan-in and fan-out
-are equal products, so that only the transitions tell them apart; fan-in weights stand beside as the control.
+All three are judged by the whole network, from the first residual sum to the last. Inside a stage, the product of a
+branch's fan-ins is that of its fan-outs, so only the transitions distinguish the two. Fan-in weights are the control.
 
 Reference: "A robust initialization of residual blocks", ICLR 2022 submission, sections 3 and 4.
 """
@@ -192,9 +192,7 @@ def _figure(depth: int, settings: Settings) -> Measurement:
     values: dict[str, list[float]] = {}
     forward: dict[str, tuple[float, ...]] = {}
     backward: dict[str, tuple[float, ...]] = {}
-    found: dict[str, list[Signal]] = {name: [] for name in LEGEND}
-    for name, seed in settings.each_seed_of(LEGEND):
-        found[name].append(_signal(depth, name, seed, settings))
+    found = settings.over_seeds_of(LEGEND, lambda name, seed: _signal(depth, name, seed, settings))
     stages = [s.stage for s in found["idshort"][0].sums]
     for name, label in LEGEND.items():
         ahead = [signal.series("sum") for signal in found[name]]

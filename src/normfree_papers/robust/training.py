@@ -15,7 +15,7 @@ from normfree.report import Table
 from normfree.report.panels import Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, aside, expect, rows_claim
+from normfree_papers.claims.claim import SCALES, Check, Cost, Measurement, Scale, aside, expect, rows_claim
 from normfree_papers.claims.depth_curves import mean, table
 from normfree_papers.claims.seed_metrics import (
     CHANCE_LINE,
@@ -24,11 +24,11 @@ from normfree_papers.claims.seed_metrics import (
     QUICK_SETTINGS,
     NumbersByRow,
     Runs,
-    accuracy,
     combined,
-    minus,
+    diverged_points,
     points_panel,
 )
+from normfree_papers.claims.shared_ranges import it_trains
 from normfree_papers.robust.signal import BROCK, PROPOSED
 
 _NORMED = "BatchNorm"
@@ -110,12 +110,13 @@ FIGURES = (
 
 # Checks
 
+_ACCURACY = "test accuracy, {}, {}"  # the name of a number: row and network
+
 
 def _checks(figure: _Figure) -> tuple[Check, ...]:
-    checks = [_trains(figure, label, scale) for scale in ("quick", "full") for label in PROPOSED.values()]
-    for scale in ("quick", "full"):
-        for label in BROCK.values():
-            checks.append(_trains(figure, label, scale) if figure.brock_trains else _dead(figure, label, scale))
+    checks = [
+        _row_check(figure, label, scale) for rows in (PROPOSED, BROCK) for scale in SCALES for label in rows.values()
+    ]
     checks.append(
         expect(_lead(_NORMED, _CONV), paper="closes the gap", high=_GAP, scale="full").reading(
             "ConvShort closes the gap to batch norm: points of test accuracy that are left",
@@ -123,38 +124,31 @@ def _checks(figure: _Figure) -> tuple[Check, ...]:
         )
     )
     if figure.conv_is_best:
-        for label in _OTHERS:
-            checks.append(
-                expect(_lead(_CONV, label), paper="only ConvShort closes the gap", low=0.0, scale="full").reading(
-                    f"only ConvShort closes it: points of test accuracy by which it leads {_short(label)}",
-                    why="our reading of the word 'only': ConvShort leads the other two; a negative lead refutes it",
-                )
+        checks += [
+            expect(_lead(_CONV, label), paper="only ConvShort closes the gap", low=0.0, scale="full").reading(
+                f"only ConvShort closes it: points of test accuracy by which it leads {_short(label)}",
+                why="our reading of the word 'only': ConvShort leads the other two; a negative lead refutes it",
             )
+            for label in _OTHERS
+        ]
     if figure.number == 3:
-        checks.append(
+        checks += [
             aside(_lead(_CONV, _NORMED), paper="outperforms", low=0.0, scale="full").reading(
                 "test accuracy of ConvShort less that of batch norm at the last epochs, in points: it even outperforms "
                 "it",
                 why="our reading of the word 'outperform': above batch norm; a negative difference refutes it",
-            )
-        )
-        checks.append(
+            ),
             aside(_lead(_CONV, _FAN_IN), paper="gradient preserving initialization", low=0.0, scale="full").reading(
                 "points of test accuracy by which fan-out leads fan-in: the initialization that preserves the gradient "
                 "is the better one (the control)",
                 why="our reading of the word 'thanks to': training is possible thanks to fan-out, so fan-in must not "
                 "do better; a negative lead refutes it",
-            )
-        )
+            ),
+        ]
     if figure.rank is not None:
+        place = "the best" if figure.rank == 1 else "the second-best"
         checks.append(
-            aside(
-                "rank of ConvShort",
-                paper="the best" if figure.rank == 1 else "the second-best",
-                low=figure.rank,
-                high=figure.rank,
-                scale="full",
-            ).printed(
+            aside("rank of ConvShort", paper=place, low=figure.rank, high=figure.rank, scale="full").printed(
                 "the place of ConvShort among all seven rows, by test accuracy",
                 why="the place that appendix A gives; a remark, since rows that are close change places",
             )
@@ -162,36 +156,21 @@ def _checks(figure: _Figure) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def _trains(figure: _Figure, label: str, scale: Scale) -> Check:
-    full = scale == "full"
-    return expect(
-        _accuracy_of(label, figure.network(scale)),
-        paper="able to train all" if figure.brock_trains else "satisfactory",
-        low=_TRAINED if full else DEAD,
-        scale=scale,
-    ).reading(
-        f"test accuracy of {label}, in %: it trains",
-        why="our reading of the word 'satisfactory': half of the images, five times chance; less refutes it"
-        if full
-        else "our reading of the word 'train': more than twice chance, for a small network on small images",
-    )
-
-
-def _dead(figure: _Figure, label: str, scale: Scale) -> Check:
-    return expect(
-        _accuracy_of(label, figure.network(scale)),
-        paper="unable to train, absent from the plot",
-        high=DEAD,
-        scale=scale,
-    ).reading(
-        f"test accuracy of {label}, in %: it does not train",
-        why="our reading of the word 'unable': at most twice chance, where a diverged run counts as chance; more "
-        "refutes it",
-    )
-
-
-def _accuracy_of(label: str, network: str) -> str:
-    return f"test accuracy, {label}, {network}"
+def _row_check(figure: _Figure, label: str, scale: Scale) -> Check:
+    """A row of the caption trains; with Brock's weights, it does so only where the paper says so."""
+    name, what = _ACCURACY.format(label, figure.network(scale)), f"test accuracy of {label}"
+    if label in BROCK.values() and not figure.brock_trains:
+        return expect(name, paper="unable to train, absent from the plot", high=DEAD, scale=scale).reading(
+            f"{what}, in %: it does not train",
+            why="our reading of the word 'unable': at most twice chance, where a diverged run counts as chance; more "
+            "refutes it",
+        )
+    low, why = DEAD, "our reading of the word 'train': more than twice chance, for a small network on small images"
+    if scale == "full":
+        low = _TRAINED
+        why = "our reading of the word 'satisfactory': half of the images, five times chance; less refutes it"
+    paper = "able to train all" if figure.brock_trains else "satisfactory"
+    return it_trains(name, what, low=low, why=why, paper=paper, scale=scale)
 
 
 def _short(label: str) -> str:
@@ -211,11 +190,11 @@ def _measure(figure: _Figure, runs: Runs, scale: Scale) -> Measurement:
     Reference: robust, section 4, Figure 3; appendix A, Figures 6 and 7.
     Differs: the test accuracy is measured once, at the end; the paper plots it for every epoch.
     """
-    network, found = figure.network(scale), runs.numbers(accuracy)
-    columns = found.named(_accuracy_of("{}", network))
+    network, found = figure.network(scale), runs.accuracies()
+    columns = found.named(_ACCURACY.format("{}", network))
     others = (_NORMED, *_OTHERS, *(row for row in BESIDE if row in found))
     for first, second in ((_NORMED, _CONV), *((_CONV, row) for row in others)):
-        columns[_lead(first, second)] = minus(found[first], found[second])
+        columns[_lead(first, second)] = found[first] - found[second]
     columns["rank of ConvShort"] = combined(
         [found[_CONV], *(found[row] for row in ROWS)], lambda a: 1.0 + sum(other > a[0] for other in a)
     )
@@ -235,10 +214,7 @@ def _tested(network: str, runs: Runs, found: NumbersByRow) -> tuple[Panel, ...]:
         f"{network}: test accuracy at the end",
         {name: [found[row] for row in rows] for name, rows in drawn.items()},
         names=tuple(map(_short, PROPOSED.values())),
-        crossed={
-            name: [i for i, row in enumerate(rows) if any(run.diverged for run in runs[row].values())]
-            for name, rows in drawn.items()
-        },
+        crossed={name: diverged_points(runs[row] for row in rows) for name, rows in drawn.items()},
         levels=(CHANCE_LINE, *([ReferenceLine(_NORMED, mean(normed))] if normed else [])),
         note=DIVERGED,
     )

@@ -16,8 +16,8 @@ from normfree import theory
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim, expect, near, training_claim
 from normfree_papers.claims.depth_curves import chart, decades, geometric_means, table
-from normfree_papers.claims.seed_metrics import CHANCE, DEAD, QUICK_SETTINGS, NumbersByRow, Sweep
-from normfree_papers.claims.shared_ranges import reading, trains
+from normfree_papers.claims.seed_metrics import CHANCE, DEAD, QUICK_SETTINGS, NumbersByRow
+from normfree_papers.claims.shared_ranges import it_trains, reading, trains
 from normfree_papers.wninit.networks import (
     Norms,
     feed_forward,
@@ -27,6 +27,7 @@ from normfree_papers.wninit.networks import (
     width_slopes,
     with_unit_lengths,
 )
+from normfree_papers.wninit.sweep import Sweep
 
 _INPUTS = 64
 _SEEDS = 10
@@ -192,12 +193,14 @@ def sec3_lengths(settings: Settings) -> Measurement:
     """Norms with lengths for either pass. Reference: wninit, section 3, Theorems 1 and 2, implementation details."""
     first, last = _GROWING
     widths = [round(first * (last / first) ** (layer / _LAYERS)) for layer in range(_LAYERS + 1)]
-    found: dict[str, list[Norms]] = {name: [] for name in _LENGTHS}
-    for name, seed in settings.each_seed_of(_LENGTHS):
+
+    def measured(name: str, seed: int) -> Norms:
         g = torch.Generator().manual_seed(seed)
         model = initialized(feed_forward(widths), f"wn:g={name}", widths[0], g).to(settings.device)
         x = torch.randn(_INPUTS, widths[0], generator=g).to(settings.device)
-        found[name].append(measure_norms(model, x, g))
+        return measure_norms(model, x, g)
+
+    found = settings.over_seeds_of(_LENGTHS, measured)
     values: dict[str, list[float]] = {}
     for name, seeds in found.items():
         values[f"exponent of activations, {name}"] = [
@@ -248,9 +251,7 @@ _DEPTH = {"quick": 22, "full": 40}
     "images (full); WRN-22-1, one epoch of the embedded images at 0.03 (quick).",
     cost=Cost(quick_seconds=60, full_seconds=1850, device="gpu"),
     checks=(
-        expect("proposed", paper="superior", low=DEAD).reading(
-            "test accuracy of the proposed initialization, in %: it trains", why=trains("superior")
-        ),
+        it_trains("proposed", "test accuracy of the proposed initialization", paper="superior", why=trains("superior")),
         *(
             expect(f"proposed - {other}", paper="superior", low=0.0, scale="full").reading(
                 f"test accuracy of the proposed initialization less that with {other}, in points",
@@ -268,7 +269,7 @@ def sec3(settings: Settings) -> Measurement:
     network = recipe("wninit_seeds", **(_SMALL if settings.quick else {}))
     rates = (0.03,) if settings.quick else (0.1, 0.03, 0.01)
     sweep = Sweep.run(settings, _ALL, {depth: network}, rates, diverged=CHANCE, trains=DEAD)
-    found = NumbersByRow({label: sweep.accuracies(label, depth, whole=label != "proposed") for label in _ALL})
+    found = NumbersByRow({label: sweep.accuracies(label, depth) for label in _ALL})
     return Measurement(
         values=found | found.differences(*(("proposed", other) for other in _OTHERS)),
         panels=sweep.panels("the embedded images" if settings.quick else "CIFAR-10"),

@@ -15,7 +15,7 @@ from normfree.models import build
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
 from normfree_papers.claims.depth_curves import table
-from normfree_papers.claims.seed_metrics import point_curve, seeds_note
+from normfree_papers.claims.seed_metrics import Numbers, NumbersByRow, point_curve, seeds_note
 
 _HE = "PyTorch default, He directions"
 _BASELINES = {"PyTorch default": "wn_default", "data-dependent": "wn_data", "stage-wise Hanin": "wn_hanin"}
@@ -95,41 +95,40 @@ def table2(settings: Settings) -> Measurement:
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (data.mean, data.std))
     images, labels = (data.train.images[:count] / 255 - mean) / std, data.train.labels[:count]
     x, y = images.to(settings.device), labels.to(settings.device)
-    found: dict[str, list[Curvature]] = {name: [] for name in _ALL}
-    for name, seed in settings.each_seed_of(_ALL):
+
+    def measured(name: str, seed: int) -> Curvature:
         g = torch.Generator().manual_seed(seed)
         model = build(model_name, _ALL[name], generator=g, example=images[:128]).to(settings.device)
-        found[name].append(top_eigenvalue(model, x, y, max_products=60, tolerance=1e-2, micro_batch=micro, generator=g))
-    values: dict[str, list[float]] = {
-        f"log10 λ, {name}": [c.log10 for c in curvatures] for name, curvatures in found.items()
-    }
-    for name, other in (*((name, "proposed") for name in (*_BASELINES, _HE)), (_HE, "PyTorch default")):
-        pairs = zip(values[f"log10 λ, {name}"], values[f"log10 λ, {other}"], strict=True)
-        values[f"{name} - {other}"] = [a - b for a, b in pairs]
-    values["largest residual"] = [
-        max(found[name][i].residual / abs(found[name][i].eigenvalue) for name in _ALL)
-        for i in range(len(settings.seeds))
-    ]
+        return top_eigenvalue(model, x, y, max_products=60, tolerance=1e-2, micro_batch=micro, generator=g)
+
+    found = settings.over_seeds_of(_ALL, measured)
+    logs = NumbersByRow({name: Numbers(enumerate(c.log10 for c in of)) for name, of in found.items()})
+    pairs = (*((name, "proposed") for name in (*_BASELINES, _HE)), (_HE, "PyTorch default"))
+    residuals = [[c.residual / abs(c.eigenvalue) for c in of] for of in found.values()]
     printed = {name: f"{value:.2f}" for name, (value, _) in _PRINTED.items()}
     rows = [
-        (name, printed.get(name, ""), f"{fmean(values[f'log10 λ, {name}']):.2f}", str(found[name][0].products))
-        for name in _ALL
+        (name, printed.get(name, ""), f"{fmean(of.values()):.2f}", str(found[name][0].products))
+        for name, of in logs.items()
     ]
-    measured = point_curve("measured here", [dict(enumerate(values[f"log10 λ, {name}"])) for name in _ALL])
+    points = point_curve("measured here", list(logs.values()))
     history = tuple(Curve(name, tuple(abs(v) for v in c[0].history)) for name, c in found.items())
     return Measurement(
-        values=values,
+        values={
+            **logs.named("log10 λ, {}"),
+            **logs.differences(*pairs),
+            "largest residual": list(map(max, zip(*residuals, strict=True))),
+        },
         panels=(
             Panel(
                 f"log10 λ, {model_name}, {count} images",
                 (
-                    *measured,
+                    *points,
                     Curve("printed for WRN-40-10", tuple(mean for mean, _ in _PRINTED.values())),
                 ),
                 "log10 λ",
                 x_label="",
                 log_y=False,
-                note=seeds_note(measured),
+                note=seeds_note(points),
                 names=tuple(_ALL),
             ),
             Panel(f"the estimate of λ, seed {settings.seeds[0]}", history, "|λ|", x_label="Hessian-vector products"),

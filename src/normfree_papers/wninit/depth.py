@@ -21,20 +21,19 @@ from normfree_papers.claims.seed_metrics import (
     DEAD,
     DIVERGED,
     QUICK_SETTINGS,
-    Sweep,
+    NumbersByRow,
     accuracy,
-    by_seed,
     combined,
-    held_out,
-    minus,
 )
-from normfree_papers.claims.shared_ranges import does_not_train, reading, trains
+from normfree_papers.claims.shared_ranges import does_not_train, it_trains, reading
+from normfree_papers.wninit.sweep import Sweep
 
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}
 _DECADES: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # down to the smallest that the text names
 _SMALL: dict[str, Any] = {**QUICK_SETTINGS, "flip": False}
 _EMBEDDED, _CIFAR = "the embedded images", "CIFAR-10"
+_NAMES = "{}, {} layers"  # of the accuracies: initialization and depth
 
 
 def _only(depth: int, quick: tuple[int, ...]) -> Scale | None:
@@ -62,10 +61,14 @@ def _mlps(settings: Settings) -> Sweep:
     return Sweep.run(settings, _PLAIN, networks, rates, diverged=0.0, trains=50.0)
 
 
-def _trains(label: str, depth: int, low: float, quick: tuple[int, ...], paper: str, why: str) -> Check:
-    return expect(f"{label}, {depth} layers", paper=paper, low=low, scale=_only(depth, quick)).reading(
-        f"test accuracy of the {label} initialization at {depth} layers, in %: it trains", why=why
-    )
+def _trains(label: str, depth: int, quick: tuple[int, ...], paper: str = "trains", **options: Any) -> Check:
+    what = f"test accuracy of the {label} initialization at {depth} layers"
+    return it_trains(f"{label}, {depth} layers", what, paper=paper, scale=_only(depth, quick), **options)
+
+
+def _stand_in_trains(depth: int) -> Check:
+    what = f"test accuracy of the proposed initialization at {depth} layers of the stand-in"
+    return it_trains(f"proposed, {depth} layers", what, scale="quick")
 
 
 _HALF = reading("train", "half of the test images, five times chance", "below 50 %")
@@ -83,9 +86,9 @@ _LINEAR = reading("successfully", "no worse than a linear classifier, 12 % error
     "and 50 layers of width 128 on the embedded images (quick).",
     cost=Cost(quick_seconds=100, full_seconds=12100, device="gpu"),
     checks=(
-        *(_trains("proposed", depth, 50.0, _MLP_QUICK, "trains", _HALF) for depth in _MLP_DEPTHS[:-1]),
-        _trains("proposed", 200, 88.0, _MLP_QUICK, "trains successfully", _LINEAR),
-        *(_trains("data-dependent", depth, 50.0, _MLP_QUICK, "trains", _HALF) for depth in (10, 20)),
+        *(_trains("proposed", depth, _MLP_QUICK, low=50.0, why=_HALF) for depth in _MLP_DEPTHS[:-1]),
+        _trains("proposed", 200, _MLP_QUICK, "trains successfully", low=88.0, why=_LINEAR),
+        *(_trains("data-dependent", depth, _MLP_QUICK, low=50.0, why=_HALF) for depth in (10, 20)),
         *(
             expect(
                 f"data-dependent, {depth} layers", paper="diverges", high=50.0, scale=_only(depth, _MLP_QUICK)
@@ -104,32 +107,15 @@ def fig2_left(settings: Settings) -> Measurement:
     """Accuracy of MLPs over depth. Reference: wninit, section 5.1, Figure 2 left."""
     sweep = _mlps(settings)
     return Measurement(
-        values=_accuracies(sweep),
+        values=_accuracies(sweep).named(_NAMES),
         panels=sweep.panels(_EMBEDDED if settings.quick else "MNIST"),
-        notes=(*_notes(sweep), "a diverged run counts as 0, as in the paper"),
+        notes=(*sweep.notes(), "a diverged run counts as 0, as in the paper"),
     )
 
 
-def _accuracies(sweep: Sweep) -> dict[str, dict[int, float]]:
-    """Accuracy of every initialization and depth, by seed; a baseline counts only if all its rates were tried."""
-    return {
-        f"{label}, {depth} layers": sweep.accuracies(label, depth, whole=label != "proposed")
-        for label in sweep.labels
-        for depth in sweep.depths
-    }
-
-
-def _notes(sweep: Sweep) -> tuple[str, ...]:
-    """A note on the best of the rates that were tried."""
-    best = []
-    for label in sweep.labels:
-        found = []
-        for depth in sweep.depths:
-            runs = next(iter(by_seed(sweep.tried(label, depth), whole=False).values()), {})
-            alive = {rate: held_out(run) for rate, run in runs.items() if not run.diverged}
-            found += [f"{max(alive, key=lambda rate: alive[rate]):g} at {depth} layers"] if alive else []
-        best += [f"{label} {', '.join(found)}"] if found else []
-    return ("best rates of the first seed: " + "; ".join(best),) if best else ()
+def _accuracies(sweep: Sweep) -> NumbersByRow:
+    """Accuracy of every initialization and depth at its best rate."""
+    return NumbersByRow({place: sweep.accuracies(*place) for place in product(sweep.labels, sweep.depths)})
 
 
 @training_claim(
@@ -164,7 +150,7 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
 def fig2_right(settings: Settings) -> Measurement:
     """The accuracy of every job of the sweep. Reference: wninit, section 5.1, Figure 2 right."""
     sweep = _mlps(settings)
-    shares = {label: sweep.shares(label) for label in sweep.labels}
+    shares = NumbersByRow({label: sweep.shares(label) for label in sweep.labels})
     curves = []
     for label in sweep.labels:
         runs = [run for (row, *_), seeds in sweep.runs.items() if row == label for run in seeds.values()]
@@ -174,15 +160,13 @@ def fig2_right(settings: Settings) -> Measurement:
     title, x_label = f"test accuracy of every job, {_EMBEDDED if settings.quick else 'MNIST'}", "job, the best first"
     drawn: dict[str, Any] = {"levels": (CHANCE_LINE,), "note": DIVERGED}
     return Measurement(
-        values=(
-            {f"share, {label}": share for label, share in shares.items()}
-            | {
-                "share, proposed - data-dependent": minus(shares["proposed"], shares["data-dependent"]),
-                "depths with a rate ten times larger": sweep.allows("proposed", "data-dependent", 10),
-            }
-        ),
+        values={
+            **shares.named("share, {}"),
+            **shares.differences(("proposed", "data-dependent")).named("share, {}"),
+            "depths with a rate ten times larger": sweep.allows("proposed", "data-dependent", 10),
+        },
         panels=(Panel(title, tuple(curves), "%", x_label, log_y=False, **drawn),) if curves else (),
-        notes=_notes(sweep),
+        notes=sweep.notes(),
     )
 
 
@@ -201,11 +185,9 @@ _CNN_DEPTHS, _CNN_QUICK = (10, 50, 100), (10, 20)
     "and the depths 10, 50 and 100 are chosen; 10 and 20 layers of width 32 on the embedded images (quick).",
     cost=Cost(quick_seconds=60, full_seconds=4360, device="gpu"),
     checks=(
-        *(_trains("proposed", depth, DEAD, _CNN_QUICK, "trains", trains()) for depth in _CNN_DEPTHS),
-        _trains("data-dependent", 10, DEAD, _CNN_QUICK, "trains", trains()),
-        expect("proposed, 20 layers", low=DEAD, scale="quick").reading(
-            "test accuracy of the proposed initialization at 20 layers of the stand-in, in %: it trains", why=trains()
-        ),
+        *(_trains("proposed", depth, _CNN_QUICK) for depth in _CNN_DEPTHS),
+        _trains("data-dependent", 10, _CNN_QUICK),
+        _stand_in_trains(20),
         expect("data-dependent, 100 layers", paper="fails", high=DEAD, scale="full").reading(
             "best test accuracy of the data-dependent initialization at 100 layers, in %: it does not train",
             why=does_not_train("failing"),
@@ -223,9 +205,9 @@ def fig3_left(settings: Settings) -> Measurement:
         networks, rates = _networks("cnn", _CNN_DEPTHS, 128), _DECADES
     sweep = Sweep.run(settings, _PLAIN, networks, rates, diverged=CHANCE, trains=DEAD)
     return Measurement(
-        values=_accuracies(sweep),
+        values=_accuracies(sweep).named(_NAMES),
         panels=sweep.panels(_EMBEDDED if settings.quick else _CIFAR),
-        notes=(*_notes(sweep), "a diverged run counts as chance"),
+        notes=(*sweep.notes(), "a diverged run counts as chance"),
     )
 
 
@@ -251,10 +233,8 @@ _SIMILAR = reading(
     "100, 1,000 and 10,000; 16 and 40 layers on the embedded images at 0.03 and 0.01 (quick).",
     cost=Cost(quick_seconds=60, full_seconds=5630, device="gpu"),
     checks=(
-        *(_trains("proposed", depth, DEAD, _WRN_QUICK, "trains", trains()) for depth in _WRN_DEPTHS),
-        expect("proposed, 40 layers", low=DEAD, scale="quick").reading(
-            "test accuracy of the proposed initialization at 40 layers of the stand-in, in %: it trains", why=trains()
-        ),
+        *(_trains("proposed", depth, _WRN_QUICK) for depth in _WRN_DEPTHS),
+        _stand_in_trains(40),
         expect("proposed, most errors over fewest", paper="similar accuracy", high=SIMILAR, scale="full").reading(
             "largest over smallest test error of the proposed initialization over all depths", why=_SIMILAR
         ),
@@ -299,13 +279,12 @@ def fig3_right(settings: Settings) -> Measurement:
     small, depths, rates = (_SMALL, _WRN_QUICK, _WRN_RATES[1:3]) if settings.quick else ({}, _WRN_DEPTHS, _WRN_RATES)
     networks = {d: recipe("wninit_depth", model=f"wrn-{d}-1", **small) for d in depths}
     sweep = Sweep.run(settings, _RESIDUAL, networks, rates, diverged=CHANCE, trains=DEAD)
-    columns = _accuracies(sweep)
+    found = _accuracies(sweep)
+    columns = found.named(_NAMES)
     for label, depth in product(list(_RESIDUAL)[1:], depths):
-        name = f"{depth} layers"
-        columns[f"proposed - {label}, {name}"] = minus(columns[f"proposed, {name}"], columns[f"{label}, {name}"])
+        columns[f"proposed - {label}, {depth} layers"] = found["proposed", depth] - found[label, depth]
     own, hanin, default = (
-        [columns[f"{label}, {depth} layers"] for depth in depths]
-        for label in ("proposed", "stage-wise Hanin", "PyTorch default")
+        [found[label, depth] for depth in depths] for label in ("proposed", "stage-wise Hanin", "PyTorch default")
     )
     columns["proposed, most errors over fewest"] = combined(own, lambda xs: (100 - min(xs)) / (100 - max(xs)))
     ratios = [combined(pair, lambda xs: (100 - xs[0]) / (100 - xs[1])) for pair in zip(own, hanin, strict=True)]
@@ -315,5 +294,5 @@ def fig3_right(settings: Settings) -> Measurement:
     return Measurement(
         values=columns,
         panels=sweep.panels(f"one epoch of {_EMBEDDED if settings.quick else _CIFAR}"),
-        notes=(*_notes(sweep), "a diverged run counts as chance"),
+        notes=(*sweep.notes(), "a diverged run counts as chance"),
     )

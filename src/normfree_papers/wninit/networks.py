@@ -89,9 +89,10 @@ def measure_norms(model: nn.Sequential, x: Tensor, g: torch.Generator) -> Norms:
 
 
 def width_slopes(norms: Norms) -> tuple[float, float]:
-    """Slopes of the logarithms of a layer's factors in that of its ratio of widths: of activations and of gradients.
+    """The powers of its ratio of widths by which a layer changes the norms of activations and of gradients.
 
-    Activations: ‖h_l‖/‖h_{l-1}‖ over n_l/n_{l-1}. Gradients: ‖δ_l‖/‖δ_{l+1}‖ over n_l/n_{l+1}.
+    Each is the slope of a line through the layers' logarithms. Activations: ‖h_l‖/‖h_{l-1}‖ over n_l/n_{l-1}.
+    Gradients: ‖δ_l‖/‖δ_{l+1}‖ over n_l/n_{l+1}.
     """
     forward = [math.log(b / a) for a, b in pairwise([1.0, *norms.activations])]
     backward = [math.log(a / b) for a, b in pairwise(norms.gradients)]

@@ -15,17 +15,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, rows_claim, training_claim
 from normfree_papers.claims.depth_curves import mean, table
-from normfree_papers.claims.seed_metrics import (
-    DEAD,
-    QUICK_SETTINGS,
-    EndedRun,
-    NumbersByRow,
-    Runs,
-    best_rates,
-    combined,
-    error,
-    minus,
-)
+from normfree_papers.claims.seed_metrics import DEAD, QUICK_SETTINGS, EndedRun, NumbersByRow, Runs, best_rates, combined
 from normfree_papers.claims.shared_ranges import counted_error, reading, trains
 
 _INITIALIZATIONS = {
@@ -100,13 +90,10 @@ def fig4(settings: Settings) -> Measurement:
         others = [(label, rate, warm) for label in list(_INITIALIZATIONS)[1:]]
         if all(other in shares for other in others):
             best = max(others, key=lambda other: shares[other])
-            columns[_lead(rate, warm)] = minus(survived["proposed", rate, warm], survived[best])
+            columns[_lead(rate, warm)] = survived["proposed", rate, warm] - survived[best]
     own = [survived["proposed", rate, warm] for rate, warm in product(rates, _WARMUPS)]
     columns["survive, proposed, mean over settings"] = combined(own, mean)
-    gains = [
-        minus(survived[label, rate, "warm-up"], survived[label, rate, "no warm-up"])
-        for label, rate in product(_INITIALIZATIONS, rates)
-    ]
+    gains = [survived[*row, "warm-up"] - survived[*row, "no warm-up"] for row in product(_INITIALIZATIONS, rates)]
     columns["warm-up - no warm-up"] = combined(gains, mean)
     panels = []
     for warm in _WARMUPS:
@@ -247,10 +234,10 @@ def table1(runs: Runs, scale: Scale) -> Measurement:
         if chosen_runs := best_rates(tried, whole=place[1] != "proposed + warm-up"):
             best[place] = {seed: run for seed, (_, run) in chosen_runs.items()}
             chosen[place] = [f"{rate:g}" for rate, _ in chosen_runs.values()]
-    errors = Runs(best).numbers(error)
+    errors = Runs(best).errors()
     columns = errors.named("{}, {}")
     for network, (a, b) in product(networks, _PAIRS):
-        columns[f"{network}, {a} - {b}"] = minus(errors.get((network, a), {}), errors.get((network, b), {}))
+        columns[f"{network}, {a} - {b}"] = errors[network, a] - errors[network, b]
     return Measurement(
         values=columns,
         panels=tuple(panel for network in networks for panel in _panels(network, best)),
@@ -265,7 +252,7 @@ def table1(runs: Runs, scale: Scale) -> Measurement:
 def _panels(network: str, best: dict[tuple[str, str], dict[int, EndedRun]]) -> tuple[Panel, ...]:
     runs = Runs({row: best.get((network, row), {}) for row in _ROWS})
     if network in _PRINTED:
-        return runs.numbers(error).paper_panel(f"test error of {network}", _PRINTED[network])
+        return runs.errors().paper_panel(f"test error of {network}", _PRINTED[network])
     return runs.learning_panel(f"training accuracy of {network}")
 
 

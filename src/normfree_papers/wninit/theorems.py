@@ -32,6 +32,7 @@ Direction = Literal["forward", "backward"]
 _SHAPES = ((100, 100), (200, 100), (100, 200), (300, 50))  # inputs n, outputs m
 _VECTORS = 20
 _DIRECTIONS = {"orthogonal": "orthogonal", "isotropic": "gaussian"}
+_LAYER = "{}, {} → {}"  # the name of a row: kind and shape of the matrix
 
 
 def layer_weights(method: str, n: int, m: int, g: torch.Generator) -> Iterator[Tensor]:
@@ -46,17 +47,20 @@ def layer_weights(method: str, n: int, m: int, g: torch.Generator) -> Iterator[T
 
 
 def _layer_ratios(
-    settings: Settings, lengths: str, one: Callable[[Tensor, torch.Generator], Tensor]
+    settings: Settings, lengths: str, ratios: Callable[[Tensor, torch.Generator], Tensor]
 ) -> dict[str, list[list[float]]]:
     """‖v‖²/‖u‖² of many matrices with `_VECTORS` vectors each, by kind and shape of matrix, one list per seed."""
-    matrices = 100 if settings.quick else 300
-    found: dict[str, list[list[float]]] = {}
-    for kind, (n, m), seed in settings.each("{0}, {1[0]} → {1[1]}, seed {2}", _DIRECTIONS, _SHAPES, settings.seeds):
+
+    def drawn(row: tuple[str, int, int], seed: int) -> list[float]:
+        kind, n, m = row
         g = torch.Generator().manual_seed(seed)
         weights = layer_weights(f"wn:directions={_DIRECTIONS[kind]},g={lengths}", n, m, g)
-        draws = [one(weight.to(settings.device), g) for weight in islice(weights, matrices)]
-        found.setdefault(f"{kind}, {n} → {m}", []).append(torch.cat(draws).tolist())
-    return found
+        matrices = islice(weights, 100 if settings.quick else 300)
+        return torch.cat([ratios(weight.to(settings.device), g) for weight in matrices]).tolist()
+
+    rows = [(kind, n, m) for kind in _DIRECTIONS for n, m in _SHAPES]
+    found = settings.over_seeds_of(rows, drawn, _LAYER)
+    return {_LAYER.format(*row): draws for row, draws in found.items()}
 
 
 def _layer_measurement(found: dict[str, list[list[float]]]) -> Measurement:
@@ -183,31 +187,25 @@ def thm2(settings: Settings) -> Measurement:
 
 # Theorems 3 and 4: a stage of B blocks
 
-_STAGES = ((10, 128), (100, 128), (1000, 96))  # blocks, width
+_STAGES = {10: 128, 100: 128, 1000: 96}  # the width by the number of blocks
 _ERROR = (
     "⟨h, F⟩ adds 4/n to the relative variance of a square, n ≥ 96; with 64 inputs and 20 seeds that leaves 0.3 % "
     "(inputs independent) to 2.3 % (all alike)"
 )
 
 
-def _stage_ratios(blocks: int, width: int, settings: Settings, step: int) -> dict[Direction, list[list[float]]]:
-    """‖output‖/‖input‖ of a residual MLP over all its blocks, forward and backward, for 64 inputs per seed."""
-    g = torch.Generator().manual_seed(0)
-    model = build(f"resmlp-{blocks}-{width}", "wn", size=1, in_channels=width, generator=g).to(settings.device)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    plan = model.plan
-    ratios: dict[Direction, list[list[float]]] = {"forward": [], "backward": []}
-    for i, seed in enumerate(settings.seeds):
-        settings.progress(step * len(settings.seeds) + i, 3 * len(settings.seeds), f"{blocks} blocks, seed {seed}")
-        g = torch.Generator().manual_seed(seed)
-        initialize_(model, "wn", plan, generator=g)
-        x = torch.randn(64, width, generator=g).to(settings.device).requires_grad_()
-        y = model.body(x)
-        noise = torch.randn(y.shape, generator=g).to(y)
-        (gradient,) = torch.autograd.grad(y, x, noise)
-        ratios["forward"].append((y.norm(dim=1) / x.norm(dim=1)).tolist())
-        ratios["backward"].append((gradient.norm(dim=1) / noise.norm(dim=1)).tolist())
+def _norm_ratios(direction: Direction, blocks: int, seed: int, device: str) -> list[float]:
+    """‖output‖/‖input‖ of a residual MLP over all its blocks for 64 inputs; backward, that of their gradients."""
+    g, width = torch.Generator().manual_seed(seed), _STAGES[blocks]
+    model = build(f"resmlp-{blocks}-{width}", "wn", size=1, in_channels=width, generator=g).to(device)
+    model.requires_grad_(False)
+    x = torch.randn(64, width, generator=g).to(device).requires_grad_()
+    y = model.body(x)
+    before, after = x, y
+    if direction == "backward":
+        before = torch.randn(y.shape, generator=g).to(y)
+        (after,) = torch.autograd.grad(y, x, before)
+    ratios: list[float] = (after.norm(dim=1) / before.norm(dim=1)).tolist()
     return ratios
 
 
@@ -217,13 +215,14 @@ def _root_mean_square(values: Sequence[float]) -> float:
 
 def _stage_theorem(direction: Direction, settings: Settings) -> Measurement:
     """Norm ratios over a stage. Reference: wninit, section 4, Theorems 3 and 4, equations 7 and 8."""
+    found = settings.over_seeds_of(
+        _STAGES, lambda blocks, seed: _norm_ratios(direction, blocks, seed, settings.device), "{} blocks"
+    )
     values: dict[str, list[float]] = {}
     rows, singles = [], []
-    for step, (blocks, width) in enumerate(_STAGES):
-        ratios = _stage_ratios(blocks, width, settings, step)[direction]
-        per_seed = [_root_mean_square(r) for r in ratios]
-        values[f"norm ratio, {blocks} blocks"] = per_seed
+    for blocks, ratios in found.items():
         expected = theory.weightnorm_norm_ratio(blocks)
+        per_seed = values[f"norm ratio, {blocks} blocks"] = [_root_mean_square(r) for r in ratios]
         values[f"over (1 + 1/B)^(B/2), {blocks} blocks"] = [r / expected for r in per_seed]
         flat = sorted(r for one in ratios for r in one)
         singles.append((flat[0], flat[-1]))
@@ -232,8 +231,8 @@ def _stage_theorem(direction: Direction, settings: Settings) -> Measurement:
         )
     columns = ("blocks", "measured", "(1 + 1/B)^(B/2)", "single inputs")
     curves = {
-        "measured": [fmean(values[f"norm ratio, {blocks} blocks"]) for blocks, _ in _STAGES],
-        "(1 + 1/B)^(B/2)": [theory.weightnorm_norm_ratio(blocks) for blocks, _ in _STAGES],
+        "measured": [fmean(values[f"norm ratio, {blocks} blocks"]) for blocks in _STAGES],
+        "(1 + 1/B)^(B/2)": [theory.weightnorm_norm_ratio(blocks) for blocks in _STAGES],
         "√2": [math.sqrt(2)] * len(_STAGES),
         "√e": [math.sqrt(math.e)] * len(_STAGES),
         "smallest single input": [low for low, _ in singles],
@@ -248,7 +247,7 @@ def _stage_theorem(direction: Direction, settings: Settings) -> Measurement:
                 curves,
                 "last over first" if direction == "forward" else "first over last",
                 "blocks",
-                x=(blocks for blocks, _ in _STAGES),
+                x=_STAGES,
                 log_x=True,
                 log_y=False,
             ),
@@ -276,7 +275,7 @@ for _number, _direction, _what in (("3", "forward", "activations"), ("4", "backw
             measure=partial(_stage_theorem, _direction),  # type: ignore[arg-type]
             checks=tuple(
                 check
-                for _blocks, _ in _STAGES
+                for _blocks in _STAGES
                 for check in (
                     expect(
                         f"norm ratio, {_blocks} blocks",

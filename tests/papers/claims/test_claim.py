@@ -82,7 +82,7 @@ found = {}
 for module in registry.MODULES:
     before = set(registry._CLAIMS)
     import_module(f"normfree_papers.{module}")
-    found[module] = [claim.name for name, claim in registry._CLAIMS.items() if name not in before]
+    found[module] = [name.partition("/")[2] for name in registry._CLAIMS if name not in before]
 print(json.dumps(found))
 """
     assert json.loads(fresh(code)) == {module: list(names) for module, names in MODULES.items()}

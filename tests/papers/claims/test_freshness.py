@@ -10,9 +10,9 @@ from normfree.storage.provenance import RELEASE
 from normfree.storage.writing import write_json
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
+from normfree_papers.claims import run_cache
 from normfree_papers.claims.canary import probes_of, todays, tolerance
-from normfree_papers.claims.freshness import Freshness, kept_results
-from normfree_papers.claims.run_cache import KeptRun, RunCache, RunIndex
+from normfree_papers.claims.run_cache import Freshness, KeptRun, RunCache, RunIndex, kept_runs
 
 BASE = TrainConfig(model="resmlp-3-16-3", method="nf", data="fashion14", epochs=1)
 TODAY = BASE.with_changes(method="nf")
@@ -46,7 +46,7 @@ def record(folder: Path, method: str | None = None) -> dict[str, dict[str, str]]
 
 
 def freshness_of(out: Path, runs: dict[str, dict[str, str]]) -> Freshness:
-    return kept_results(out, {"runs": runs})[1]
+    return run_cache.freshness_of(kept_runs(out / "runs", {"runs": runs}).values(), out)
 
 
 def found(index: RunIndex, config: TrainConfig) -> Path | None:

@@ -26,7 +26,7 @@ def test_rows_are_trained_with_every_seed_and_what_is_missing_is_left_out():
     assert {row: list(seeds) for row, seeds in found.items()} == {"one": [0, 3], "two": [0]}
     accuracies = found.numbers(rows.accuracy)
     assert accuracies["one"] == pytest.approx({0: 10.0, 3: 40.0})
-    assert rows.minus(accuracies["one"], accuracies["two"]) == pytest.approx({0: 9.0})
+    assert accuracies["one"] - accuracies["two"] == pytest.approx({0: 9.0})
 
 
 def test_diverged_run_counts_as_chance_unless_told_otherwise():

@@ -2,13 +2,10 @@
 
 from collections import OrderedDict
 
-import timm
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn import functional as F
-from torchvision.models import mobilenet_v2
-from torchvision.ops import FrozenBatchNorm2d
 
 from fault_cases import he_
 from fifth_parts import Case, generator, images, scenes
@@ -218,6 +215,8 @@ def cnn_log_softmax_over_the_batch(broken: bool = True, batch: int = 0) -> Case:
 
 def timm_convnext_instance_norm_before_pooling(broken: bool = True, batch: int = 0) -> Case:
     """A ConvNeXt of timm that was given an instance norm right before its mean over each channel."""
+    import timm
+
     torch.manual_seed(0)
     model = timm.models.convnext.ConvNeXt(depths=(1, 1, 2, 1), dims=(16, 32, 48, 64), num_classes=10)
     model.norm_pre = nn.InstanceNorm2d(64) if broken else nn.BatchNorm2d(64)
@@ -226,6 +225,9 @@ def timm_convnext_instance_norm_before_pooling(broken: bool = True, batch: int =
 
 def torchvision_mobilenet_norms_frozen_from_scratch(broken: bool = True, batch: int = 0) -> Case:
     """A MobileNet of torchvision with frozen batch norms, as in detectors, but with random weights."""
+    from torchvision.models import mobilenet_v2
+    from torchvision.ops import FrozenBatchNorm2d
+
     torch.manual_seed(0)
     norm = FrozenBatchNorm2d if broken else nn.BatchNorm2d
     model = mobilenet_v2(num_classes=10, width_mult=0.35, norm_layer=norm, dropout=0.0)

@@ -6,7 +6,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 from fifth_parts import Case, chains, generator, images, sentences
 
@@ -145,6 +144,8 @@ class Logits(nn.Module):
 
 def transformers_distilbert_gains_drawn_too(broken: bool = True, batch: int = 0) -> Case:
     """A DistilBERT all of whose parameters were drawn from N(0, 0.02), those of the normalizers too."""
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
     torch.manual_seed(0)
     config = DistilBertConfig(
         vocab_size=40, max_position_embeddings=32, dim=48, hidden_dim=96, n_layers=6, n_heads=4, dropout=0.0,

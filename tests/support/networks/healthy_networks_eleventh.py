@@ -7,10 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import timm
 import torch
-import torchvision
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,12 +23,16 @@ def _pictures(model: nn.Module, size: int) -> Case:
 
 def _timm(name: str, size: int = 64, **kwargs: Any) -> Case:
     """Return a network of timm with ten classes and random weights."""
+    import timm
+
     torch.manual_seed(0)
     return _pictures(timm.create_model(name, pretrained=False, num_classes=10, **kwargs), size)
 
 
 def _torchvision(name: str, size: int = 64, **kwargs: Any) -> Case:
     """Return a network of torchvision with ten classes and random weights."""
+    import torchvision
+
     torch.manual_seed(0)
     return _pictures(torchvision.models.get_model(name, weights=None, num_classes=10, **kwargs), size)
 
@@ -48,6 +49,8 @@ class Part(nn.Module):
 
 
 def _deeplab() -> Case:
+    import torchvision
+
     torch.manual_seed(0)
     model = torchvision.models.segmentation.deeplabv3_mobilenet_v3_large(
         weights=None, weights_backbone=None, num_classes=4
@@ -67,6 +70,8 @@ class NextToken(nn.Module):
 
 
 def _llama() -> Case:
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=100, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
@@ -76,6 +81,8 @@ def _llama() -> Case:
 
 
 def _electra() -> Case:
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.ElectraConfig(
         vocab_size=40, embedding_size=32, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
@@ -85,6 +92,8 @@ def _electra() -> Case:
 
 
 def _vit() -> Case:
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         image_size=32, patch_size=8, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
@@ -95,6 +104,8 @@ def _vit() -> Case:
 
 def _bart() -> Case:
     """An encoder and a decoder that write the input again; the decoder is given the tokens before."""
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.BartConfig(
         vocab_size=40, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,

@@ -27,7 +27,7 @@ from normfree.data import ImageSet
 from normfree.data import load as load_images
 from normfree.data.images.image_set import Split
 from normfree.models import build
-from normfree.nn.normalizers import SyncedBatchNorm, sync_batch_norms_
+from normfree.nn.sync_batchnorm import SyncedBatchNorm, sync_batch_norms_
 from normfree.train import RunResult, TrainConfig, fit, load, read_config
 from normfree.train import data_sources as train_data
 from normfree.train.engine import distributed, setup

@@ -11,7 +11,7 @@ import torch
 
 import normfree as nf
 from normfree.data.images.image_set import Split, image_set
-from normfree.nn import device_memory
+from normfree.nn import devices
 from normfree.train import RunFolder
 from normfree.train.engine import setup
 from normfree.train.engine.step import TrainStep
@@ -34,9 +34,9 @@ def test_weights_and_their_optimizer_are_counted(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], vectors: int
 ) -> None:
     count = sum(p.numel() for p in fit(epochs=0).model.parameters())
-    monkeypatch.setattr(device_memory, "free_memory", lambda device=None: 4 * count * vectors)
+    monkeypatch.setattr(devices, "free_memory", lambda device=None: 4 * count * vectors)
     fit(batch_size=1, epochs=0, **changes)
-    monkeypatch.setattr(device_memory, "free_memory", lambda device=None: 4 * count * vectors - 1)
+    monkeypatch.setattr(devices, "free_memory", lambda device=None: 4 * count * vectors - 1)
     with pytest.raises(ValueError, match="expected the weights of 'resmlp-2-8' and their optimizer to fit"):
         fit(batch_size=1, epochs=0, **changes)
 

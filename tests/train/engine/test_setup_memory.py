@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import normfree as nf
-from normfree.nn import device_memory
+from normfree.nn import devices
 from normfree.train.data_sources import MemoryImages
 from normfree.train.engine.setup import require_room_for_micro_batch
 from tiny_images import tiny_images
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def refused(config: nf.TrainConfig, model: nn.Module, images: int, free: int, patch: pytest.MonkeyPatch) -> bool:
-    patch.setattr(device_memory, "free_memory", lambda _: free)
+    patch.setattr(devices, "free_memory", lambda _: free)
     try:
         require_room_for_micro_batch(model, config, MemoryImages(tiny_images()), CPU, images)
     except ValueError as error:
@@ -75,7 +75,7 @@ def test_measuring_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("batch", [1_000_000, 99_999_999])
 def test_huge_batch_is_refused_and_takes_no_memory(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
-    monkeypatch.setattr(device_memory, "free_memory", lambda _: 4 << 30)
+    monkeypatch.setattr(devices, "free_memory", lambda _: 4 << 30)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match=r"to fit into the memory, got .* GiB or more, where 4.0 GiB are free"):
         nf.fit(nf.recipe("fashion", batch_size=batch, device="cpu"))

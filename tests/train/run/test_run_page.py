@@ -82,6 +82,9 @@ def test_page_before_the_first_step_has_no_curves_and_says_so() -> None:
     assert not page.panels
     assert page.notes == ("The curves begin when training does.",)
     render_page(page)
+    assert run_page(replace(RUNNING, state="diverged"), "a", []).notes == (
+        "There are no curves, because no epoch ended.",
+    )
 
 
 def test_page_of_a_diverged_run_can_be_drawn() -> None:

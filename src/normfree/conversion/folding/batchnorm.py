@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normfree.arguments import check_arguments
 from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
 from normfree.conversion.folding.module_flow import LayerArrays, MarkedModel, ModuleFlow, cannot_fold_into
+from normfree.conversion.replacement import replace_modules_
 from normfree.graph.flow import Node
 from normfree.nn.normalizers import ChannelAffine
 
@@ -53,7 +54,7 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
         _check(name, module)
     marked = MarkedModel(deepcopy(model).eval())
     norms = {module: _AffineNorm(name, module) for name, module in marked.named_modules() if _is_batch_norm(module)}
-    marked.replace_({module: norm.replacement for module, norm in norms.items()})
+    replace_modules_(marked, {module: norm.replacement for module, norm in norms.items()})
     # The model computes the same function already; the rest only moves factors into weights.
     flow = marked.flow(example)
     nodes = {flow.name(node): node for node in flow.nodes if flow.module(node) is not None}
@@ -68,7 +69,7 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
         else:
             folded.append(FoldedModule(norm.name, norm.kind, into))
             swaps[norm.affine] = nn.Identity()
-    marked.replace_(swaps)
+    replace_modules_(marked, swaps)
     return marked.model, Folding(folded=tuple(folded), kept=tuple(remaining))
 
 

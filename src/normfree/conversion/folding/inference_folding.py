@@ -13,6 +13,7 @@ from normfree.arguments import check_arguments
 from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
 from normfree.conversion.folding.module_flow import LayerArrays, MarkedModel, ModuleFlow, base_class, cannot_fold_into
 from normfree.conversion.folding.scale_solver import FoldStep, StepKind, solve_factors_, solve_shifts_
+from normfree.conversion.replacement import replace_modules_
 from normfree.graph.observer import ADDITIONS, SPLITS, VIEWS
 from normfree.nn.normalizers import ChannelAffine, NormPropReLU
 from normfree.nn.residual import Residual, SubsamplePad
@@ -243,7 +244,7 @@ def _write_(marked: MarkedModel, steps: list[FoldStep]) -> Folding:
         for name, module in marked.model.named_modules()
         if isinstance(module, ScalarBias | ScalarMultiplier | ScaledModule) and module not in done
     ]
-    marked.replace_({r.module: _together(r.parts) for r in replacements if r.replaced})
+    replace_modules_(marked, {r.module: _together(r.parts) for r in replacements if r.replaced})
     return Folding(
         folded=tuple(module for r in replacements for module in r.folded),
         kept=(*(module for r in replacements for module in r.remaining), *others),

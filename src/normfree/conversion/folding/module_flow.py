@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -38,17 +37,7 @@ class MarkedModel(nn.Module):
 
     def flow(self, example: Any) -> ModuleFlow:
         """Record the model on `example`: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
-        args, kwargs = call_arguments(example)
-        return ModuleFlow(self, record(self, *args, **kwargs))
-
-    def replace_(self, swaps: Mapping[nn.Module, nn.Module]) -> None:
-        """Replace modules everywhere in the model; a new one takes the mode of the old one."""
-        for old, new in swaps.items():
-            new.train(old.training)
-        for parent in list(self.modules()):
-            for name, child in parent._modules.items():
-                if child is not None and child in swaps:
-                    parent._modules[name] = swaps[child]
+        return ModuleFlow(self, record(self, *call_arguments(example)))
 
 
 class ModuleFlow:

@@ -55,7 +55,10 @@
       return ticks.map((tick) => [minus(grouped(tick.toFixed(Math.max(0, -place))))]);
     }
     const digits = Math.min(15, Math.max(0, Math.floor(Math.log10(size)) - place));
-    return ticks.map((tick) => [tick === 0 ? "0" : minus(tick.toExponential(digits).replace("e+", "e"))]);
+    return ticks.map((tick) => {
+      const [lead, power] = tick.toExponential(digits).split("e").map((part) => minus(String(Number(part))));
+      return tick === 0 ? ["0"] : [lead === "1" ? "10" : `${lead}·10`, power];
+    });
   }
 
   // Ticks of a logarithmic axis in decades: each, or each few, or 1, 2 and 5 of each.
@@ -71,9 +74,17 @@
     return ticks.filter((tick) => tick >= low && tick <= high);
   }
 
+  // Whether the ticks of a panel are readable without powers of ten.
+  function isShort(panel) {
+    const drawn = panel.curves.flatMap((curve) => curve.values.map(Number)).filter((value) => value > 0 && value < Infinity);
+    return !panel.log_y || !drawn.length || logTicks(...logRange(drawn.map(Math.log10)), 7).every(hasShortLabel);
+  }
+
+  const hasShortLabel = (tick) => tick >= -3 && tick <= 4;
+
   // A label is a text and perhaps an exponent.
-  function logLabels(ticks) {
-    if (ticks.every((tick) => tick >= -3 && tick <= 4)) {
+  function logLabels(ticks, plain) {
+    if (plain && ticks.every(hasShortLabel)) {
       return ticks.map((tick) => [grouped(String(Number((10 ** tick).toPrecision(3))))]);
     }
     return ticks.map((tick) => {
@@ -143,7 +154,10 @@
     const unspread = named && curves.every((curve) => !curve.spread.some(Boolean) && !curve.singles.length);
     const along = (position) => (panel.log_x ? Math.log10(position) : position);
     const [left, right] = named ? [0.5, panel.names.length + 0.5] : range([...panel.x, ...curves.flatMap((curve) => range(curve.x))].map(along));
-    const whole = curves.every((curve) => curve.x.every(Number.isInteger));
+    // Whole numbers, but for the last one of work in progress.
+    const whole = curves.every(({ x }) => Number.isInteger(x[0]) && x.slice(1, -1).every(Number.isInteger));
+    // Panels beside each other write their numbers alike.
+    const plain = [data.panels, ...data.sections.map((section) => section.panels)].find((group) => group.includes(panel)).every(isShort);
     let log = panel.log_y;
     let drawn = []; // the visible curves with their points on the screen
     let drawnAt = null; // the width of the last drawing: an observer also calls at its start and for the drawing's own height
@@ -169,7 +183,9 @@
 
       const count = Math.max(3, Math.floor(height / 36));
       const y = log ? { ticks: logTicks(low, high, count) } : linearTicks(low, high, count);
-      const labels = log ? logLabels(y.ticks) : linearLabels(y.ticks, y.step);
+      const powers = y.ticks.filter(Number.isInteger);
+      if (log && !plain && powers.length > 1) y.ticks = powers; // 10⁰ and 10¹ do without 2·10⁰ and 5·10⁰
+      const labels = log ? logLabels(y.ticks, plain) : linearLabels(y.ticks, y.step);
       const letters = Math.max(...labels.map(([text, power]) => 7.6 * text.length + 5.8 * (power || "").length));
       const margin = { left: Math.min(letters + 10, 90), right: 14, top: panel.levels.length ? 20 : 8, bottom: 26 }; // a name may stand above its level
       const tall = height - margin.top - margin.bottom;
@@ -186,8 +202,7 @@
       y.ticks.forEach((tick, i) => {
         const level = Math.round(toY(tick)) + 0.5;
         add(svg, "line", { class: "grid", x1: margin.left, x2: end, y1: level, y2: level });
-        const label = add(svg, "text", { x: margin.left - 8, y: level + 4, "text-anchor": "end" }, labels[i][0]);
-        if (labels[i][1]) add(label, "tspan", { class: "power", dy: -5 }, labels[i][1]);
+        addLabel({ x: margin.left - 8, y: level + 4, "text-anchor": "end" }, labels[i]);
       });
       if (named) drawNames(ticks, toX, floor);
       else drawNumbers(toX, inner, floor);
@@ -250,10 +265,14 @@
       const x = panel.log_x ? spaced(toX) : linearTicks(left, right, Math.max(2, Math.floor(inner / 52)), whole);
       const words = panel.log_x ? x.ticks.map((tick) => [compact(tick)]) : linearLabels(x.ticks, x.step);
       x.ticks.forEach((tick, i) => {
-        const text = whole ? grouped(String(tick)) : words[i][0];
         add(svg, "line", { class: "base", x1: toX(tick), x2: toX(tick), y1: floor, y2: floor + 4 });
-        add(svg, "text", { x: toX(tick), y: floor + 18, "text-anchor": "middle" }, text);
+        addLabel({ x: toX(tick), y: floor + 18, "text-anchor": "middle" }, whole ? [grouped(String(tick))] : words[i]);
       });
+    }
+
+    function addLabel(place, [text, power]) {
+      const label = add(svg, "text", place, text);
+      if (power) add(label, "tspan", { class: "power", dy: -5 }, power);
     }
 
     // The names in lines that fit beside each other, or slanted by 60° where a word does not; and the room they take.

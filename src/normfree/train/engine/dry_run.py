@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from normfree.nn.device_memory import free_memory
+from normfree.nn.devices import free_memory
 from normfree.train.config import TrainConfig
 from normfree.train.data_sources import ImageData
 from normfree.train.engine.data_interface import EvalBatches

@@ -21,7 +21,7 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
-from normfree.methods.earlier_releases import FIRST_RELEASE
+from normfree.methods.method_registry import FIRST_RELEASE
 from normfree.plan import ResidualPlan
 from normfree.storage.folder_lock import FolderLock
 from normfree.storage.provenance import origin, without_folders

@@ -309,10 +309,14 @@ def run_page(
         panels=training_panels(shown),
         sections=_signal_sections(signals),
         tables=(table,) if rows else (),
-        notes=() if shown else ("The curves begin when training does.",),
+        notes=() if shown else (_no_curves(run),),
         refresh=REFRESH if run.is_alive else 0,
         written=time.time(),
     )
+
+
+def _no_curves(run: WatchedRun) -> str:
+    return "The curves begin when training does." if run.is_alive else "There are no curves, because no epoch ended."
 
 
 def _cards(run: WatchedRun, signals: Sequence[Mapping[str, Any]]) -> list[Card]:
@@ -336,7 +340,8 @@ def _cards(run: WatchedRun, signals: Sequence[Mapping[str, Any]]) -> list[Card]:
         first, last = signals[0], signals[-1]
         good: Rating = "good" if first["status"] == "preserved" else "info" if first["status"] == "growing" else "warn"
         change = f"forward ×{last['forward_in_all']:.3g} over all blocks, gradient ×{last['backward_in_all']:.3g}"
-        text = f"After epoch {last['epoch']}: {change}." if last["epoch"] else f"{first['sentence']}."
+        sentence = first["sentence"][:1].upper() + first["sentence"][1:]
+        text = f"After epoch {last['epoch']}: {change}." if last["epoch"] else f"{sentence}."
         cards.append(Card("signal", good, f"{first['status']} at the start", text))
     return cards
 

@@ -136,7 +136,7 @@ class RunResult:
     command: str | None = None
 
     def __repr__(self) -> str:
-        from normfree.methods.method import short_spec  # imported here because it loads torch
+        from normfree.methods.method_registry import short_spec  # imported here because it loads torch
 
         score = "" if self.judged is None else f", {self.judged[0]} accuracy {percent(self.judged[1].accuracy)}"
         run = f"{self.config.model!r}, {short_spec(self.config.method)!r}"

@@ -9,7 +9,7 @@ import torch
 import normfree as nf
 from normfree.conversion.saving import PLAN, read_plan, save_converted
 from normfree.methods import get
-from normfree.methods.earlier_releases import CHANGES, FIRST_RELEASE, as_of
+from normfree.methods.method_registry import CHANGES, FIRST_RELEASE, as_of
 from normfree.storage.provenance import RELEASE
 from normfree.storage.writing import write_sealed_text
 from normfree.train import TrainConfig, read_config
