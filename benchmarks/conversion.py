@@ -41,11 +41,11 @@ from subjects import MODELS, PACKAGES, Subject, import_packages, is_available
 from torch import nn
 
 import normfree as nf
-from normfree.files import write_json
 from normfree.nn.normalizers import find_norms
 from normfree.plan import remembered_plan
-from normfree.provenance import commit, hardware, versions
 from normfree.report.terminal import progress
+from normfree.storage.provenance import commit, hardware, versions
+from normfree.storage.writing import write_json
 
 METHODS = ("fixup", "skipinit", "nf")
 MORE_METHODS = ("rezero", "small_branch", "hanin", "isograd", "wn", "dyt")  # for one model of each kind

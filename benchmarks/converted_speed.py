@@ -31,10 +31,10 @@ from torch import nn
 
 import normfree as nf
 from normfree.data import Split, image_set
-from normfree.files import write_json
 from normfree.plan import ResidualPlan
-from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
+from normfree.storage.provenance import commit, hardware, versions
+from normfree.storage.writing import write_json
 
 AS_BUILT = "as built"
 LOOPS = ("torch.compile", "nf.fit")

@@ -33,9 +33,9 @@ from fault_cases import Subject
 from healthy_networks import HEALTHY, build_healthy
 from normfree.diagnostics import diagnose
 from normfree.models.third_party import create_model
-from normfree.provenance import commit, versions
 from normfree.report import Column, Table, print_table
 from normfree.report.tables import to_markdown
+from normfree.storage.provenance import commit, versions
 
 create_model("torchvision:squeezenet1_1")  # imports torchvision, which the sets import, also beside a CPU torch
 KINDS: dict[str, list[Broken]] = {"reviewed": list(REVIEWED), "unseen": list(UNSEEN)}

@@ -25,7 +25,7 @@ from torch import nn
 
 from normfree.diagnostics import diagnose
 from normfree.models.third_party import create_model
-from normfree.provenance import commit, versions
+from normfree.storage.provenance import commit, versions
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support" / "networks"
 MOST_PARAMETERS = 45e6

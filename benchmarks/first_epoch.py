@@ -18,8 +18,8 @@ from typing import Any
 
 from saving import shown_command
 
-from normfree.files import write_json
-from normfree.provenance import commit, hardware, versions
+from normfree.storage.provenance import commit, hardware, versions
+from normfree.storage.writing import write_json
 from normfree.train.recipes import recipe
 from normfree_papers.claims.judgement import share_interval
 from normfree_papers.claims.run_cache import RunCache

@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from normfree.files import write_json
+from normfree.storage.writing import write_json
 from normfree.train.recipes import recipe
 from normfree_papers.claims.judgement import mean, mean_interval
 from normfree_papers.claims.run_cache import RunCache

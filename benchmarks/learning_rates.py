@@ -32,12 +32,12 @@ from torch import Tensor
 import normfree as nf
 from normfree.conversion import convert
 from normfree.data import load
-from normfree.files import write_json
 from normfree.models.third_party import create_model
 from normfree.optim import agc_parameters
-from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table, to_markdown
 from normfree.report.terminal import progress
+from normfree.storage.provenance import commit, hardware, versions
+from normfree.storage.writing import write_json
 
 ORIGINAL = "original"
 UNCLIPPED = (ORIGINAL, "fixup", "rezero", "skipinit", "nf", "wn")

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from normfree.diagnostics import diagnose, propagate
 from normfree.models import build
 from normfree.models.third_party import create_model
-from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
+from normfree.storage.provenance import commit, hardware, versions
 
 LIMIT = 1.3
 MIB = 2**20

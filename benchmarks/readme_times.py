@@ -34,10 +34,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normfree.files import write_json
-from normfree.provenance import origin
 from normfree.report import Column, Table, print_table
 from normfree.report.terminal import progress
+from normfree.storage.provenance import origin
+from normfree.storage.writing import write_json
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "results" / "benchmarks" / "readme-times.json"

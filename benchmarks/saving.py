@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import normfree as nf
-from normfree.files import write_json
-from normfree.provenance import commit, hardware, versions
+from normfree.storage.provenance import commit, hardware, versions
+from normfree.storage.writing import write_json
 from normfree.train import RunFolder
 from normfree.train.recipes import recipe
 from normfree_papers.claims.judgement import mean, mean_interval

@@ -42,9 +42,9 @@ import torch.nn.functional as F
 
 import normfree as nf
 from normfree.data import Split, image_set
-from normfree.files import write_json
-from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
+from normfree.storage.provenance import commit, hardware, versions
+from normfree.storage.writing import write_json
 from normfree.train import RunResult
 
 CLASSES = tuple("0123456789")

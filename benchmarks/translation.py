@@ -24,9 +24,9 @@ import torch
 import normfree as nf
 from normfree.data.text.pair_batches import PairBatches
 from normfree.data.text.prepared_folder import Prepared
-from normfree.files import write_json
-from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
+from normfree.storage.provenance import commit, hardware, versions
+from normfree.storage.writing import write_json
 from normfree.train.text.text_data import open_text
 
 

@@ -257,7 +257,7 @@ def test_files_and_names_of_a_document_exist(document: str, files: int, names: i
         ("`optim/master_weights.py`", []),
         ("`optim/update_rule.py`", ["optim/update_rule.py"]),
         ("`OptimizerName` and `UpdateRule` in `optim/master_weights.py`", []),
-        ("`OptimizerName`\nand `UpdateRule` in `optim/groups.py`", ["OptimizerName", "UpdateRule"]),
+        ("`OptimizerName`\nand `UpdateRule` in `optim/learning_rates.py`", ["OptimizerName", "UpdateRule"]),
         ("a `Family` in `FAMILIES` of `models/families.py`", ["models/families.py", "Family", "FAMILIES"]),
         ("`examples/NAME.py`", []),
     ],

@@ -27,8 +27,9 @@ from normfree.data.images.image_checksums import CACHE, contents_digest
 from normfree.data.images.image_folder import folder_in_order, read_folder
 from normfree.data.text import text_files
 from normfree.data.text.prepared_folder import open_prepared
-from normfree.files import read_tensors, write_sealed_json, write_sealed_text
 from normfree.models.third_party import transformers_model
+from normfree.storage.reading import read_tensors
+from normfree.storage.writing import write_sealed_json, write_sealed_text
 from normfree.train.run import checkpoint
 from normfree.train.run.loading import noise_for
 from thin_resnet import thin_resnet
@@ -99,7 +100,7 @@ def test_stored_model_of_a_run_is_not_imported(
 
 
 def test_configuration_file_names_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normfree.cli.options import configuration
+    from normfree.train.recipes import configuration
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.toml").write_text('model = "payload:run"\n')

@@ -18,9 +18,8 @@ import normfree
 
 PACKAGE = Path(normfree.__file__).parent
 ORDER = (
-    "errors", "theory", "report", "checksums", "files", "folder_lock", "provenance", "kernels", "plan", "arguments",
-    "nn", "methods", "models", "graph", "diagnostics", "conversion", "optim", "frameworks", "data", "train",
-    "comparison", "tuning", "cli",
+    "errors", "theory", "storage", "report", "kernels", "plan", "arguments", "nn", "methods", "models", "graph",
+    "diagnostics", "conversion", "optim", "frameworks", "data", "train", "comparison", "tuning", "cli",
 )  # fmt: skip
 ALONE = ("theory", "report")  # these two share one place: neither imports the other
 FILES = sorted(PACKAGE.rglob("*.py"))

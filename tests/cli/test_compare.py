@@ -56,7 +56,7 @@ def test_compare_prints_a_table_and_writes_the_files(run: Run, tmp_path: Path) -
     plain = json.loads(run(*PAIR, *SHORT, "--lr", "0.1", "--lr", "0.01", "--out", tmp_path, "--json"))
     stored = json.loads((tmp_path / "comparison.json").read_text())
     assert plain == {key: stored[key] for key in plain}
-    assert shlex.split(stored["command"])[:3] == ["normfree", "compare", "-m"]
+    assert shlex.split(stored["command"])[:3] == ["normfree", "compare", "--method"]
     assert all(run["origin"]["commit"] and run["origin"]["hardware"] for run in stored["runs"])
 
 

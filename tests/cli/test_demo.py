@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from normfree import errors
-from normfree.cli.demo import make_demo
+from normfree.cli.compare import make_demo
 from normfree.comparison import demo as room
 from normfree.train.engine import loop as engine
 

@@ -14,13 +14,12 @@ import pytest
 
 import normfree
 from normfree.cli import main
-from normfree.cli.options import configuration
 from normfree.cli.train import _log_shown
 from normfree.train import RunFolder, TrainConfig, read_config, recipe
 from normfree.train.engine import loop as engine
 from normfree.train.engine.step import TrainStep
-from normfree.train.recipes import recipes
-from normfree.train.run.result import Score
+from normfree.train.recipes import configuration, recipes
+from normfree.train.run.run_records import Score
 from tiny_images import tiny_images
 
 Run = Callable[..., tuple[int, str, str]]

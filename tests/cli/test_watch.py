@@ -202,7 +202,7 @@ def test_run_that_is_killed_is_stopped(tmp_path: Path) -> None:
     """The lock of a process ends with it, and a watcher beside it does not keep a new one from starting."""
     source = str(Path(normfree.__file__).parents[1])
     code = (
-        "import sys, time; from pathlib import Path; from normfree.folder_lock import FolderLock\n"
+        "import sys, time; from pathlib import Path; from normfree.storage.folder_lock import FolderLock\n"
         "with FolderLock(Path(sys.argv[1])).hold():\n    print('held', flush=True); time.sleep(60)"
     )
     folder = write_run(tmp_path / "one", records(1))

@@ -18,7 +18,7 @@ from PIL import Image
 
 from normfree.comparison.compare_runs import RunTask, compare, network_depth
 from normfree.comparison.comparison_report import panel, table
-from normfree.data.built_in_sets import LINEAR_ACCURACY
+from normfree.data.data_sets import LINEAR_ACCURACY
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import folder_name

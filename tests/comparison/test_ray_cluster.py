@@ -21,7 +21,7 @@ from normfree.comparison import ray_cluster
 from normfree.comparison.compare_runs import compare
 from normfree.comparison.ray_cluster import RayCluster
 from normfree.train import RunFolder, TrainConfig
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 from ray_nodes import Nodes, command, living_processes, marked_processes, started_nodes, wait_until
 
 BASE = TrainConfig(epochs=1, batch_size=1000, validation=0.5)  # three steps

@@ -14,7 +14,7 @@ import pytest
 
 import normfree
 from normfree.comparison.run_executor import Reports, _receive, _send_next, _work, run_tasks
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 from ray_nodes import wait_until
 
 
@@ -66,7 +66,7 @@ def test_process_that_is_gone_before_its_task_is_noticed_by_its_receive() -> Non
 PARENT = """
 import os, signal, sys, time
 from normfree.comparison.run_executor import run_tasks
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 
 if __name__ == "__main__":
     with Stop() as stop:
@@ -100,7 +100,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 BUSY = """
 import os, signal, sys, time
 from normfree.comparison.run_executor import run_tasks
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 from stopped_tasks import save_at_a_signal
 
 if __name__ == "__main__":
@@ -109,7 +109,7 @@ if __name__ == "__main__":
 """
 TASK = """
 import os, pathlib, time
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 
 def save_at_a_signal(path):
     pathlib.Path(path).write_text(str(os.getpid()))

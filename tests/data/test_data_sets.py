@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import layout_writers
-from normfree.checksums import Checksum
 from normfree.data import get, load, names, on_disk, stand_in_note
 from normfree.data.download.catalog import DATA_SETS, DataSet, Source, tar_source
 from normfree.data.download.file_formats import gzipped_files, plain_files
+from normfree.storage.reading import Checksum
 
 
 def sha(content: bytes) -> Checksum:
@@ -262,7 +262,7 @@ def test_unknown_name_gives_the_closest(name: str, closest: str, tmp_path: Path)
 def test_on_disk_tells_what_is_there(tiny: Tiny, tmp_path: Path) -> None:
     def row() -> tuple[str, int]:
         (found,) = [one for one in on_disk(tmp_path) if one.name == "cifar10"]
-        return found.state, found.size
+        return found.state, found.bytes
 
     assert row() == ("no", 0)
     folder = get("cifar10", tmp_path)

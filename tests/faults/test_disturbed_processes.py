@@ -292,7 +292,7 @@ WRITES = """
 import json, os, sys
 from pathlib import Path
 from faulty_calls import KINDS, Fault, meet
-from normfree.files import write_text
+from normfree.storage.writing import write_text
 
 def contents(write):
     path, found = Path(sys.argv[1], "room", "file"), set()

@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import normfree as nf
 from fault_kinds import FLIPPED
-from normfree.checksums import Checksum
 from normfree.comparison.comparison_report import _read as read_comparison
 from normfree.conversion import convert
 from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
@@ -32,7 +31,8 @@ from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, tar_sourc
 from normfree.data.download.file_formats import read_idx, write_idx
 from normfree.data.images.image_checksums import CACHE, contents_digest
 from normfree.data.text.prepared_folder import open_prepared
-from normfree.files import write_sealed_json
+from normfree.storage.reading import Checksum
+from normfree.storage.writing import write_sealed_json
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder

@@ -11,7 +11,7 @@ import pytest
 import normfree as nf
 from normfree.comparison import comparison_report
 from normfree.data.text.prepared_folder import open_prepared
-from normfree.files import write_sealed_json
+from normfree.storage.writing import write_sealed_json
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from tiny_images import tiny_images

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 import normfree as nf
-from normfree.files import write_sealed_json
 from normfree.frameworks.huggingface import GroupedTrainer, HuggingFaceSignal, save_pretrained
+from normfree.storage.writing import write_sealed_json
 
 WORDS, LENGTH = 11, 6
 

@@ -8,10 +8,10 @@ import torch
 
 import normfree as nf
 from normfree.conversion.saving import PLAN, read_plan, save_converted
-from normfree.files import write_sealed_text
 from normfree.methods import get
 from normfree.methods.method_registry import CHANGES, FIRST_RELEASE, as_of
-from normfree.provenance import RELEASE
+from normfree.storage.provenance import RELEASE
+from normfree.storage.writing import write_sealed_text
 from normfree.train import TrainConfig, read_config
 from thin_resnet import thin_resnet
 

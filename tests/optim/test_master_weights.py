@@ -15,7 +15,7 @@ from normfree.models import build
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.training_scalar_folding import foldable_layers
-from normfree.optim.groups import param_groups
+from normfree.optim.learning_rates import param_groups
 from normfree.optim.master_weights import MasterWeights
 from normfree.train.engine.forward import apply_precision_
 

@@ -32,7 +32,7 @@ from mutants import MUTANTS
 from normfree.data import load
 from normfree.data.images.image_set import Split
 from normfree.models import build
-from normfree.provenance import commit, versions
+from normfree.storage.provenance import commit, versions
 from normfree.train import TrainConfig
 from normfree_papers.claims.claim import Claim, Scale, Settings
 from normfree_papers.claims.judgement import Judgement, judge

@@ -23,9 +23,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from normfree.files import write_text
 from normfree.methods.method_registry import FIRST_RELEASE, as_of
 from normfree.nn.devices import device_of
+from normfree.storage.writing import write_text
 from normfree.train.config import TrainConfig
 from normfree_papers.claims.canary import COMMITTED, Record, differing, probes_of, tolerance
 from normfree_papers.claims.canary_training import all_probes, canary, generated_images, generated_text, settings_of

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from normfree.data import ImageSet, Split, load
-from normfree.data.built_in_sets import ASSET
+from normfree.data.data_sets import ASSET
 from normfree.data.download.catalog import FASHION_CLASSES
 
 _TRAIN, _TEST = 600, 100  # images per class

@@ -14,10 +14,10 @@ from compared_runs import TIMES, differences
 from faulty_calls import Fault
 from forked_runs import Runs
 from normed_blocks import X, network
-from normfree.checksums import Checksum, read_sealed_json
 from normfree.conversion import convert
 from normfree.conversion.saving import load_converted, save_converted
 from normfree.data.text.prepared_folder import open_prepared
+from normfree.storage.reading import Checksum, read_sealed_json
 from normfree.train import RunFolder
 from normfree.train.run import checkpoint
 from tiny_text import SIZE, write_pairs

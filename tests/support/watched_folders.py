@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from normfree.files import to_json_values, write_sealed_json, write_sealed_text
-from normfree.folder_lock import FolderLock
+from normfree.storage.folder_lock import FolderLock
+from normfree.storage.writing import to_json_values, write_sealed_json, write_sealed_text
 from normfree.train.config import TrainConfig
-from normfree.train.run.run_records import WatchedRun
+from normfree.train.run.run_page import WatchedRun
 
 EPOCH = {"train_loss": 1.0, "train_accuracy": 0.5, "lr": 0.1, "seconds": 2.0, "images_per_second": 1000.0}
 VALIDATED = {"validation_loss": 1.2, "validation_accuracy": 0.4}

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import normfree
 from normfree.data.images.augment import Augmentation
 from normfree.methods import FORMS
+from normfree.optim.learning_rates import Schedule, ScheduleKind, WarmupShape
 from normfree.optim.master_weights import OptimizerName
 from normfree.optim.rate_trials import OPTIMIZERS
-from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
 from normfree.train.config import TrainConfig
 from normfree.train.data_sources import augmentation_of
 from normfree.train.setting_fields import field_types

@@ -17,11 +17,11 @@ from typing import Any
 import optuna  # so that this file is left out where optuna is not installed
 import pytest
 
-from normfree.folder_lock import is_held
+from normfree.comparison import compare_runs
+from normfree.storage.folder_lock import is_held
 from normfree.train import RunFolder, TrainConfig
 from normfree.tuning import study as studies
 from normfree.tuning import tune
-from normfree.tuning import tune_runs as tunings
 from normfree.tuning.search_space import parse_search
 from normfree.tuning.tuning_result import Tuning
 from one_weight import CONFIG, OneStep
@@ -58,7 +58,7 @@ def test_scores_are_those_of_the_closed_form(tmp_path: Path, one_step: OneStep) 
 
 def test_search_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tune(CONFIG, SEARCH, trials=12, out=tmp_path / "whole", **LOSS)
-    count, fit = 0, tunings.fit
+    count, fit = 0, compare_runs.fit
 
     def killed(*arguments: Any, **options: Any) -> Any:
         nonlocal count
@@ -67,7 +67,7 @@ def test_search_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.
             raise MemoryError  # ends the process without a word to the study
         return fit(*arguments, **options)
 
-    monkeypatch.setattr(tunings, "fit", killed)
+    monkeypatch.setattr(compare_runs, "fit", killed)
     with pytest.raises(MemoryError):
         tune(CONFIG, SEARCH, trials=12, out=tmp_path / "killed", **LOSS)
     again = tune(CONFIG, SEARCH, trials=12, out=tmp_path / "killed", **LOSS)
@@ -79,7 +79,7 @@ def test_search_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_kill_between_result_and_study_trains_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell, fit, count = optuna.Study.tell, tunings.fit, 0
+    tell, fit, count = optuna.Study.tell, compare_runs.fit, 0
 
     def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal count
@@ -89,7 +89,7 @@ def test_kill_between_result_and_study_trains_nothing_again(tmp_path: Path, monk
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(tunings, "fit", counted)
+    monkeypatch.setattr(compare_runs, "fit", counted)
     monkeypatch.setattr(optuna.Study, "tell", fail)
     with pytest.raises(MemoryError):
         tune(CONFIG, SEARCH, trials=1, out=tmp_path, **LOSS)
@@ -114,7 +114,7 @@ def _scripted(score: Any) -> Any:
 
 def test_trials_below_the_median_are_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Optuna's median pruner: after five trials, a trial ends whose best score is below the median at its epoch."""
-    monkeypatch.setattr(tunings, "fit", _scripted(lambda lr, epoch: lr * epoch / 10))
+    monkeypatch.setattr(compare_runs, "fit", _scripted(lambda lr, epoch: lr * epoch / 10))
     config = SMALL.with_changes(epochs=4)
     found = tune(config, ["lr=0.01..1"], trials=20, out=tmp_path, sampler="random")
     for trial in found.trials:

@@ -1,4 +1,4 @@
-"""`normfree compare`: train methods at several depths, and compare them."""
+"""`normfree compare` and `normfree demo`: train methods at several depths, and show what trains on one page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normfree.cli.options import (
+    AsJson,
     ChangedSettings,
     CpusPerRun,
     GpusPerRun,
@@ -15,13 +16,14 @@ from normfree.cli.options import (
     On,
     Plugins,
     announcing,
-    command_line,
     default_jobs,
     load_plugins,
     print_json,
     require_alone,
     require_executor,
+    require_folder,
     say_stopped,
+    typed_command,
 )
 from normfree.errors import require_package
 
@@ -63,7 +65,7 @@ def compare_methods(
     on: On = "local",
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     draw: Annotated[
         Path | None,
         typer.Option("--draw", metavar="JSON", help="Draw a stored comparison.json again; train nothing."),
@@ -122,17 +124,7 @@ def compare_methods(
     if found.signal is not None:
         say_stopped("runs")
         raise typer.Exit(128 + found.signal)
-    typed: dict[str, object] = {
-        "-m": method,
-        "--model": model,
-        "--recipe": recipe,
-        "--set": changes,
-        "--lr": lr,
-        "--seeds": seeds,
-    }
-    typed |= {"--out": out, "--jobs": jobs, "--on": None if on == "local" else on}
-    typed |= {"--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run, "--plugin": plugin}
-    for path in save(found, out, command=command_line("compare", options=typed)):
+    for path in save(found, out, command=typed_command("compare", context)):
         messages.print(f"wrote {path}", markup=False)
 
 
@@ -146,3 +138,33 @@ def _base(recipe: str, changes: list[str]) -> TrainConfig:
         if name in changed:
             raise ValueError(f"use {option} instead of --set {name}=…; compare varies it")
     return named(recipe, **changed)
+
+
+def make_demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the page and the runs.")] = Path("demo"),
+    jobs: Jobs = None,
+) -> None:
+    """Show on one page which networks train without normalization, in about two minutes.
+
+    Three experiments: a signal through a thousand layers, accuracy against depth, and a batch of two. Finished
+    experiments are not run again.
+    """
+    from normfree.comparison.comparison_report import table
+    from normfree.comparison.demo import run_demo
+    from normfree.comparison.demo_page import save, signal_table
+    from normfree.report import open_console, print_table
+    from normfree.report.terminal import progress
+
+    require_folder(out, "--out")
+    require_package("matplotlib", "the picture of the demo")
+    require_package("jinja2", "the page of the demo")
+    console = open_console()
+    with progress("demo") as update:
+        demo = run_demo(out, jobs=jobs or default_jobs("cpu"), progress=update)
+    if demo is None:
+        say_stopped("runs")
+        raise typer.Exit(130)
+    print_table(signal_table(demo), console)
+    print_table(table(demo.depth), console)
+    page, picture = save(demo, out)
+    console.print(f"Open {page} in a browser; {picture} is its picture.", markup=False, style="bold")

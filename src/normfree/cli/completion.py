@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
-
-
 Complete = Callable[[str], list[str]]
 
 
@@ -73,15 +71,7 @@ def _claims() -> Iterator[str]:
 
 
 complete_recipe = _completing(_recipes)
-
-
 complete_method = _completing(_methods)
-
-
 complete_model = _completing(_models)
-
-
 complete_data = _completing(_data)
-
-
 complete_claim = _completing(_claims)

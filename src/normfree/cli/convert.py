@@ -11,8 +11,11 @@ import typer
 
 from normfree.cli.completion import complete_method
 from normfree.cli.options import (
+    AsJson,
+    Checkpoint,
     Example,
     Plugins,
+    Seed,
     example_inputs,
     load_plugins,
     print_json,
@@ -48,20 +51,13 @@ def convert_model(
     shape: Annotated[str, typer.Option("--input", metavar="SHAPE", help="Shape of one input, such as 3x224x224.")] = "",
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
     example: Example = "",
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint", metavar="FILE", help="Weights of the original: a .safetensors file of its state_dict."
-        ),
-    ] = None,
+    checkpoint: Checkpoint = None,
     fold: Annotated[
         bool,
         typer.Option("--fold-batchnorm", help="Fold batch norms into the weights; the function stays the same."),
     ] = False,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Seed of the weights, the noise and the gradient.")
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
     """Take the normalization out of a model, apply a method, and compare the signal before and after.
@@ -144,8 +140,8 @@ def _save(
     """
     from normfree.conversion.saving import REPORT, save_converted
     from normfree.diagnostics import diagnosis
-    from normfree.files import atomic_folder, explain_os_errors
     from normfree.plan import remembered_example
+    from normfree.storage.writing import atomic_folder, explain_os_errors
 
     missing = ""
     example = inputs if remembered_example(converted.after) is None else None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normfree.cli.completion import complete_data
-from normfree.cli.options import print_json, require_folder
+from normfree.cli.options import AsJson, print_json, require_folder
 
 if TYPE_CHECKING:
     from normfree.report.terminal import Update
@@ -55,7 +56,7 @@ def get_data(
     """
     from normfree.data import get, stand_in_note
     from normfree.data import names as known
-    from normfree.data.built_in_sets import BUILT_IN
+    from normfree.data.data_sets import BUILT_IN
     from normfree.report.terminal import progress
 
     if tarball is not None and len(names) != 1:
@@ -75,46 +76,21 @@ def get_data(
             typer.echo(f"note: {note}", err=True)
 
 
-def list_data(
-    folder: _Folder = Path(".data"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
-) -> None:
+def list_data(folder: _Folder = Path(".data"), as_json: AsJson = False) -> None:
     """List the known data sets, and which of them are on disk."""
     from normfree.data import on_disk
     from normfree.report import Column, Table, print_table
 
-    rows = on_disk(folder)
+    found = on_disk(folder)
     if as_json:
-        print_json(
-            [
-                {
-                    "name": row.name,
-                    "about": row.about,
-                    "state": row.state,
-                    "folder": None if row.folder is None else str(row.folder),
-                    "bytes": row.size,
-                }
-                for row in rows
-            ]
-        )
+        print_json(list(map(asdict, found)))
         return
-    print_table(
-        Table(
-            title="Data sets",
-            columns=(
-                Column("name", style="cyan"),
-                Column("description"),
-                Column("on disk"),
-                Column("size", "right"),
-                Column("folder"),
-            ),
-            rows=tuple(
-                (row.name, row.about, row.state, _size(row.size), "" if row.folder is None else str(row.folder))
-                for row in rows
-            ),
-            caption="normfree data get NAME fetches one. folder:PATH trains on an image folder.",
-        )
-    )
+    names = ("name", "description", "on disk", "size", "folder")
+    styles: dict[str, dict[str, Any]] = {"name": {"style": "cyan"}, "size": {"justify": "right"}}
+    columns = tuple(Column(name, **styles.get(name, {})) for name in names)
+    rows = tuple((one.name, one.about, one.state, _size(one.bytes), one.folder or "") for one in found)
+    caption = "normfree data get NAME fetches one. folder:PATH trains on an image folder."
+    print_table(Table("Data sets", columns, rows, caption=caption))
 
 
 def _size(count: int) -> str:

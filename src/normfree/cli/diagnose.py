@@ -11,10 +11,15 @@ import typer
 from normfree.cli.completion import complete_method
 from normfree.cli.options import (
     DEVICE,
+    AsJson,
+    Checkpoint,
     Example,
     Model,
     Plugins,
+    Seed,
     Trust,
+    build_or_load,
+    explained_misfit,
     load_plugins,
     model_folder,
     model_inputs,
@@ -70,10 +75,7 @@ def diagnose_model(
             ".npy inputs.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option("--checkpoint", metavar="FILE", help="Weights to load: a .safetensors file of a state_dict."),
-    ] = None,
+    checkpoint: Checkpoint = None,
     out: Annotated[
         list[Path] | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write .html, .png, .svg or .json; may be repeated."),
@@ -99,10 +101,8 @@ def diagnose_model(
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
     device: Annotated[str, DEVICE] = "auto",
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Seed of the weights, the noise and the gradient.")
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
     plugin: Plugins = None,
     trust: Trust = False,
 ) -> None:
@@ -168,10 +168,10 @@ def _check_widths(
     import json
 
     from normfree.diagnostics.width_check import coordinate_check
-    from normfree.files import to_json_values
     from normfree.models.example_inputs import build_by_name, random_inputs
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console, progress
+    from normfree.storage.writing import to_json_values
 
     names = {width: model.replace("{}", str(width)) for width in numbers}
     method = methods[0] if methods else _default_method(names[numbers[0]])
@@ -244,29 +244,19 @@ def _diagnose(
     import torch
 
     from normfree.diagnostics import diagnose
-    from normfree.models.example_inputs import build_by_name, to_device
+    from normfree.models.example_inputs import to_device
     from normfree.nn.devices import require_room_for_activations
     from normfree.report.terminal import notice, progress
 
     label = method or model
-    with progress(f"diagnosing {label}"), notice(f"diagnosing {label}: building and measuring {model} takes a while"):
-        try:
-            if folder is None:
-                built = build_by_name(model, method, inputs=inputs, checkpoint=checkpoint, seed=seed)
-            else:
-                from normfree.train.run.loading import load
-
-                built = load(folder, trust=trust)
-            built.train(train).to(to)
-            if isinstance(inputs, torch.Tensor):
-                require_room_for_activations(built, [inputs[:2]], len(inputs), "pass a smaller --batch", to)
-            moved = to_device(inputs, to), None if targets is None else targets.to(to)
-            return diagnose(built, *moved, name=label, generator=torch.Generator().manual_seed(seed))
-        except (RuntimeError, IndexError, TypeError) as error:  # torch's errors for shapes or labels that do not fit
-            raise ValueError(
-                f"expected a batch that '{model}' accepts, but {label} failed: {error}; check --input, "
-                "--example or --data"
-            ) from error
+    slow = f"diagnosing {label}: building and measuring {model} takes a while"
+    with progress(f"diagnosing {label}"), notice(slow), explained_misfit(model, label):
+        built = build_or_load(model, method, folder, inputs, seed, checkpoint=checkpoint, trust=trust)
+        built.train(train).to(to)
+        if isinstance(inputs, torch.Tensor):
+            require_room_for_activations(built, [inputs[:2]], len(inputs), "pass a smaller --batch", to)
+        moved = to_device(inputs, to), None if targets is None else targets.to(to)
+        return diagnose(built, *moved, name=label, generator=torch.Generator().manual_seed(seed))
 
 
 def _show(found: list[Diagnosis], model: str, out: Sequence[Path], as_json: bool, noise: Any) -> None:

@@ -10,10 +10,13 @@ import typer
 from normfree.cli.completion import complete_method
 from normfree.cli.options import (
     DEVICE,
+    AsJson,
     Example,
     Model,
     Plugins,
     Trust,
+    build_or_load,
+    explained_misfit,
     load_plugins,
     model_folder,
     model_inputs,
@@ -72,7 +75,7 @@ def find_rate(
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Seed of the weights, the noise, and the orders of the batches.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
     plugin: Plugins = None,
     trust: Trust = False,
 ) -> None:
@@ -102,15 +105,11 @@ def find_rate(
     with progress(f"searching a rate for {model}"):
         batches = _batches(model, folder, data, example, shape, batch, count, seed)
         built = _built(model, method, folder, batches[0][0], seed, trust).to(place)
-        try:
+        with explained_misfit(model, "it"):
             batches = [
                 (to_device(x, place), _targets(built, x, y, place, seed + i)) for i, (x, y) in enumerate(batches)
             ]
             found = find_lr(built, batches, optimizer=optimizer, momentum=momentum, clip=clip, seed=seed)
-        except (RuntimeError, IndexError, TypeError) as error:  # torch's errors for shapes or labels that do not fit
-            raise ValueError(
-                f"expected a batch that '{model}' accepts, but it failed: {error}; check --input, --example or --data"
-            ) from error
     if as_json:
         print_json(found.to_json())
     else:
@@ -145,14 +144,10 @@ def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int,
     import torch
 
     from normfree.models.builder import is_foreign
-    from normfree.models.example_inputs import build_by_name
 
-    if folder is not None:
-        from normfree.train.run.loading import load
-
-        return load(folder, trust=trust)
-    built = build_by_name(model, "" if is_foreign(model) else method or "fixup", inputs=inputs, seed=seed)
-    if is_foreign(model) and method:
+    foreign = folder is None and is_foreign(model)
+    built = build_or_load(model, "" if foreign else method or "fixup", folder, inputs, seed, trust=trust)
+    if foreign and method:
         from normfree.conversion import convert
 
         built = convert(built, method, inputs, generator=torch.Generator().manual_seed(seed))[0]

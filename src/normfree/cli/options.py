@@ -1,4 +1,4 @@
-"""What several verbs share: options, checks of the arguments, and configurations."""
+"""What several verbs share: options, checks of the arguments, the model and its input, and output."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.completion import complete_method, complete_model
+from normfree.cli.completion import complete_data, complete_method, complete_model, complete_recipe
 from normfree.errors import require_package
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from normfree.report.terminal import ProgressCallback, Update
-    from normfree.train import TrainConfig
 
 # Options
-
-DEVICE = typer.Option(
-    "--device", metavar="NAME", help="cpu, cuda, …; auto takes a CUDA GPU if there is one, else the CPU."
-)
 
 Model = Annotated[
     str,
@@ -35,42 +33,57 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
-
-ModelName = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="See normfree models.", autocompletion=complete_model)
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the weights, the noise and the gradient.")]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option("--checkpoint", metavar="FILE", help="Weights to load: a .safetensors file of a state_dict."),
 ]
-
-MethodName = Annotated[
-    str | None,
-    typer.Option("--method", "-m", metavar="NAME", help="See normfree methods.", autocompletion=complete_method),
-]
-
-DataDir = Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets.")]
-
-Epochs = Annotated[str | None, typer.Option("--epochs", metavar="N", help="Passes over the training data.")]
-
-ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")]
-
 Example = Annotated[
     str,
     typer.Option(
         "--example", metavar="MODULE:FUNCTION", help="A function that returns the input: a tensor, tuple or dict."
     ),
 ]
-
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text or a table.")]
+DEVICE = typer.Option(
+    "--device", metavar="NAME", help="cpu, cuda, …; auto takes a CUDA GPU if there is one, else the CPU."
+)
+ModelName = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="See normfree models.", autocompletion=complete_model)
+]
+RecipeName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RECIPE", help="A named configuration; see normfree train --list.", autocompletion=complete_recipe
+    ),
+]
+DataName = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="NAME",
+        help="A data set by name (see normfree data list), folder:PATH for your images, or pairs:PATH or text:PATH for "
+        "prepared text.",
+        autocompletion=complete_data,
+    ),
+]
+MethodName = Annotated[
+    str | None,
+    typer.Option("--method", "-m", metavar="NAME", help="See normfree methods.", autocompletion=complete_method),
+]
+DataDir = Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets.")]
+Epochs = Annotated[str | None, typer.Option("--epochs", metavar="N", help="Passes over the training data.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")]
 Plugins = Annotated[
     list[str] | None,
     typer.Option("--plugin", metavar="MODULE", help="Import a module that registers methods; may be repeated."),
 ]
-
 Trust = Annotated[
     bool,
     typer.Option(
         "--trust", help="Import the module that a stored folder or configuration names for its model, and run its code."
     ),
 ]
-
-
 On = Annotated[
     str,
     typer.Option(
@@ -79,20 +92,16 @@ On = Annotated[
         help="Where the runs are trained: local (processes of this machine), ray (a Ray cluster) or ray://HOST:PORT.",
     ),
 ]
-
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", metavar="N", min=1, help="Runs at a time, one thread each (default: one per CPU core)."),
 ]
-
 ChangedSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated.")
 ]
-
 CpusPerRun = Annotated[
     float | None, typer.Option("--cpus-per-run", metavar="N", help="CPU cores of each run on a cluster (default: 1).")
 ]
-
 GpusPerRun = Annotated[
     float | None,
     typer.Option(
@@ -159,17 +168,27 @@ def load_plugins(modules: Sequence[str] | None) -> None:
             ) from error
 
 
-def given(context: typer.Context) -> list[str]:
-    """Return the arguments that were typed, and the options by their first names."""
-    typed: list[str] = []
+def _typed(context: typer.Context) -> Iterator[tuple[str, list[str]]]:
+    """Yield the options that were typed, by their first names, and "" for arguments; each with its values."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
-        if source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[str(parameter.name)]
-        values = map(str, value) if isinstance(value, list | tuple) else [str(value)]
-        typed += [parameter.opts[0]] if parameter.param_type_name == "option" else values
-    return typed
+        if source is not None and source.name == "COMMANDLINE":
+            value = context.params[str(parameter.name)]
+            values = value if isinstance(value, list | tuple) else [] if value is True else [value]
+            yield parameter.opts[0] if parameter.param_type_name == "option" else "", list(map(str, values))
+
+
+def given(context: typer.Context) -> list[str]:
+    """Return the arguments that were typed, and the options by their first names."""
+    return [word for name, values in _typed(context) for word in ([name] if name else values)]
+
+
+def typed_command(verb: str, context: typer.Context) -> str:
+    """Return the command that was typed, in the order of the verb's options, for results that record it."""
+    words = ["normfree", verb]
+    for name, values in _typed(context):
+        words += values if not name else [word for value in values for word in (name, value)] or [name]
+    return shlex.join(words)
 
 
 def require_alone(context: typer.Context, option: str, beside: Sequence[str] = ()) -> None:
@@ -184,12 +203,6 @@ def require_either(context: typer.Context, option: str, others: Sequence[str], w
     for name in others:
         if {option, name} <= set(given(context)):
             raise ValueError(f"{option} cannot be combined with {name}; {why}")
-
-
-def require_one_input(context: typer.Context) -> None:
-    """Refuse two sources of the input: an example function, a data file, or a shape for noise."""
-    require_either(context, "--example", ["--data", "--input", "--batch"], "--example gives the whole input")
-    require_either(context, "--data", ["--input", "--batch"], "--data gives the whole input")
 
 
 def require_output(path: Path, formats: Sequence[str], option: str = "--out") -> None:
@@ -221,6 +234,26 @@ def require_folder(path: Path, option: str) -> None:
         raise ValueError(f"expected {option} to be a folder that can be written, got '{path}'; choose another")
 
 
+def default_jobs(device: str) -> int:
+    """Return one run per CPU core that this process may use; on a GPU one run at a time."""
+    import torch
+
+    from normfree.storage.provenance import available_cores
+
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        return 1
+    return available_cores()
+
+
+# The model and its input
+
+
+def require_one_input(context: typer.Context) -> None:
+    """Refuse two sources of the input: an example function, a data file, or a shape for noise."""
+    require_either(context, "--example", ["--data", "--input", "--batch"], "--example gives the whole input")
+    require_either(context, "--data", ["--input", "--batch"], "--data gives the whole input")
+
+
 def require_model(model: str, verb: str) -> None:
     """Refuse the name of a file in place of a model's, and name the remedy."""
     name = model.removesuffix(".py")
@@ -245,78 +278,6 @@ def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) 
     if not is_foreign(model):
         raise ValueError(f"--example is for third-party models; the input of '{model}' is known, so leave it out")
     return inputs_from_function(example, seed=seed)
-
-
-def configuration(
-    name: str | None = None,
-    *,
-    file: str | Path | None = None,
-    changes: Iterable[str] = (),
-    resume: str | Path | None = None,
-    trust: bool = False,
-) -> TrainConfig:
-    """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
-
-    Args:
-        name: The recipe; the defaults if None.
-        file: A TOML file with some of the settings.
-        changes: Single settings of the form 'name=value'.
-        resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
-        trust: Whether the file or folder may name a model of any module, which is then imported.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: If a name is unknown (for a model's name the message says how to pass it), a value is bad, or the
-            model's name needs `trust`.
-        OSError: If the file cannot be read.
-    """
-    from normfree.train.config import TrainConfig
-    from normfree.train.recipes import recipe, recipes
-
-    if resume is not None and name is None and file is None:
-        from normfree.train.run.loading import read_config
-
-        chosen = read_config(resume)
-    else:
-        if name is not None and name not in recipes():
-            _refuse_model(name)
-        chosen = TrainConfig() if name is None else recipe(name)
-    if file is not None:
-        chosen = TrainConfig.from_toml(file, base=chosen)
-    changed = TrainConfig.parse_changes(changes)
-    if "model" not in changed and (origin := file or resume) is not None:
-        from normfree.models.third_party import require_trusted
-
-        require_trusted(chosen.model, origin, trust)
-    return chosen.with_changes(**changed)
-
-
-def _refuse_model(name: str) -> None:
-    """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
-    from normfree.models import is_model_name
-    from normfree.models.builder import is_foreign
-
-    if is_foreign(name) or is_model_name(name):
-        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
-
-
-def command_line(verb: str, *words: str, options: Mapping[str, object]) -> str:
-    """Write a command in a fixed order, for results that record it.
-
-    Options without a value are left out; an option with several values is repeated.
-
-    >>> command_line("train", "fashion", options={"--set": ["lr=0.1", "epochs=2"], "--out": None, "--device": "cpu"})
-    'normfree train fashion --set lr=0.1 --set epochs=2 --device cpu'
-    """
-    typed = [
-        word
-        for name, value in options.items()
-        for one in (value if isinstance(value, list) else [] if value is None else [value])
-        for word in (name, str(one))
-    ]
-    return shlex.join(["normfree", verb, *words, *typed])
 
 
 def model_folder(model: str) -> Path | None:
@@ -350,15 +311,28 @@ def name_in_folder(folder: Path) -> str:
     return f"converted:{folder.name}" if is_converted(folder) else read_config(folder).model
 
 
-def default_jobs(device: str) -> int:
-    """Return one run per CPU core that this process may use; on a GPU one run at a time."""
-    import torch
+def build_or_load(
+    model: str, method: str, folder: Path | None, inputs: Any, seed: int, *, checkpoint: Path | None = None, trust: bool
+) -> nn.Module:
+    """Build a model by name, or load that of a folder."""
+    if folder is None:
+        from normfree.models.example_inputs import build_by_name
 
-    from normfree.provenance import available_cores
+        return build_by_name(model, method, inputs=inputs, checkpoint=checkpoint, seed=seed)
+    from normfree.train.run.loading import load
 
-    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
-        return 1
-    return available_cores()
+    return load(folder, trust=trust)
+
+
+@contextmanager
+def explained_misfit(model: str, name: str) -> Iterator[None]:
+    """Turn torch's errors for shapes or labels that do not fit into one sentence."""
+    try:
+        yield
+    except (RuntimeError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"expected a batch that '{model}' accepts, but {name} failed: {error}; check --input, --example or --data"
+        ) from error
 
 
 # Output
@@ -366,7 +340,7 @@ def default_jobs(device: str) -> int:
 
 def print_json(data: Any) -> None:
     """Print plain data as JSON in ASCII, which any terminal can show; numbers that are not finite become strings."""
-    from normfree.files import to_json_values
+    from normfree.storage.writing import to_json_values
 
     typer.echo(json.dumps(to_json_values(data), indent=1))
 

@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from normfree.cli.completion import complete_claim
-from normfree.cli.options import CpusPerRun, GpusPerRun, On, given, require_alone, require_either, require_executor
+from normfree.cli.options import (
+    AsJson,
+    CpusPerRun,
+    GpusPerRun,
+    On,
+    given,
+    require_alone,
+    require_either,
+    require_executor,
+)
 
 
 def reproduce_claims(
@@ -19,7 +28,7 @@ def reproduce_claims(
         typer.Argument(metavar="ID…", help="Claims such as robust/fig2.", autocompletion=complete_claim),
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List all claims with their status.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Train small networks; minutes on a CPU.")] = False,
     seeds: Annotated[
         int | None, typer.Option("--seeds", metavar="N", min=1, help="Number of seeds, 0, 1, 2, …")

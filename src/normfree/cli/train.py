@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.completion import complete_data, complete_recipe
 from normfree.cli.data import SIZE, SOURCE, TARGET, TEXT, prepared_name
 from normfree.cli.options import (
     DEVICE,
     ConfigFile,
     DataDir,
+    DataName,
     Epochs,
     MethodName,
     ModelName,
     Plugins,
+    RecipeName,
     Trust,
-    command_line,
-    configuration,
     given,
     load_plugins,
     print_json,
     require_alone,
     require_either,
+    typed_command,
 )
 from normfree.report.tables import Column, Table, print_table
 
@@ -47,22 +47,10 @@ DIVERGED = 3  # exit status; a signal gives 128 plus its number, as in a shell
 
 def train_model(
     context: typer.Context,
-    recipe: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE", help="A named configuration; see --list.", autocompletion=complete_recipe),
-    ] = None,
+    recipe: RecipeName = None,
     model: ModelName = None,
     method: MethodName = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="NAME",
-            help="A data set by name (see normfree data list), folder:PATH for your images, or pairs:PATH or "
-            "text:PATH for prepared text.",
-            autocompletion=complete_data,
-        ),
-    ] = None,
+    data: DataName = None,
     data_dir: DataDir = None,
     epochs: Epochs = None,
     lr: Annotated[str | None, typer.Option("--lr", metavar="RATE", help="The learning rate.")] = None,
@@ -128,6 +116,8 @@ def train_model(
     if listing or not (recipe or settings or config or resume or show):
         list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # 2 as for `normfree` without arguments
+    from normfree.train.recipes import configuration
+
     chosen = configuration(recipe, file=config, changes=settings, resume=resume, trust=trust)
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
@@ -140,8 +130,7 @@ def train_model(
     folder = resume or out or _new_folder(chosen)
     # A job of SLURM that was queued again continues the run in its folder.
     goes_on = resume is not None or (out is not None and was_requeued() and RunFolder(out).has_begun)
-    typed = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
-    command = command_line("train", *([recipe] if recipe else []), options=typed) + (" --trust" if trust else "")
+    command = typed_command("train", context)
     result = _fit(chosen, folder, resume=goes_on, overwrite=overwrite and not goes_on, command=command)
     if _is_first_process():
         _print(result, folder, as_json, plugin)
@@ -219,7 +208,7 @@ def requeue(number: int | None) -> bool:
 
 def _new_folder(config: TrainConfig) -> Path:
     """Return a folder in runs/ that does not exist yet, named after the main settings."""
-    from normfree.train.config import plain_name
+    from normfree.storage.writing import plain_name
 
     words = f"{config.model}-{config.method}-{config.data.partition(':')[0]}-seed{config.seed}"
     base = Path("runs") / plain_name(words)
@@ -293,7 +282,7 @@ def _print_dry_run(config: TrainConfig, out: Path | None, *, overwrite: bool, as
     from normfree.report import open_console
     from normfree.report.terminal import duration, progress
     from normfree.train.engine.dry_run import measure_run
-    from normfree.train.engine.stop_signals import StopRequestedError
+    from normfree.train.engine.process_state import StopRequestedError
     from normfree.train.run.run_folder import RunFolder
 
     if out is not None:

@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from normfree.cli.completion import complete_data, complete_recipe
 from normfree.cli.options import (
     DEVICE,
+    AsJson,
     ChangedSettings,
     ConfigFile,
     CpusPerRun,
     DataDir,
+    DataName,
     Epochs,
     GpusPerRun,
     Jobs,
     MethodName,
     ModelName,
     On,
+    RecipeName,
     announcing,
-    command_line,
-    configuration,
     default_jobs,
     print_json,
     require_executor,
     say_stopped,
+    typed_command,
 )
 from normfree.errors import require_package
 
 
 def tune_settings(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A named configuration; see normfree train --list.",
-            autocompletion=complete_recipe,
-        ),
-    ] = None,
+    context: typer.Context,
+    recipe: RecipeName = None,
     search: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,12 +48,7 @@ def tune_settings(
     trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, help="Number of trials in all.")] = 50,
     model: ModelName = None,
     method: MethodName = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", metavar="NAME", help="A data set by name; see normfree data list.", autocompletion=complete_data
-        ),
-    ] = None,
+    data: DataName = None,
     data_dir: DataDir = None,
     epochs: Epochs = None,
     device: Annotated[str | None, DEVICE] = None,
@@ -80,7 +71,7 @@ def tune_settings(
     on: On = "local",
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search for the settings with the best validation score, by the samplers and pruners of Optuna.
 
@@ -102,6 +93,8 @@ def tune_settings(
     settings = [f"{name[2:].replace('-', '_')}={value}" for name, value in named.items() if value is not None]
     settings += changes or []
     _require_free(settings, search or [])
+    from normfree.train.recipes import configuration
+
     base = configuration(recipe, file=config, changes=settings)
     from normfree.tuning.tune_runs import tune
     from normfree.tuning.tuning_result import save, score_text, table, train_options
@@ -117,11 +110,7 @@ def tune_settings(
         print_json(found.to_json())
     elif found.trials:
         print_table(table(found))
-    typed = {**named, "--set": changes, "--config": config}
-    options = {"--search": search, "--trials": trials, **typed, "--out": out, "--metric": metric}
-    options |= {"--sampler": sampler, "--pruner": pruner}
-    command = command_line("tune", *([recipe] if recipe else []), options=options)
-    for path in save(found, out, command=command):
+    for path in save(found, out, command=typed_command("tune", context)):
         messages.print(f"wrote {path}", markup=False)
     if found.signal is not None:
         say_stopped("trials")
@@ -140,7 +129,8 @@ def tune_settings(
         console = open_console()
         score = score_text(found, found.best.score)
         console.print(f"best: trial {found.best.number}, validation {metric} {score}; train with it:", markup=False)
-        train = command_line("train", *([recipe] if recipe else []), options=typed)
+        fixed = [word for text in settings for word in ("--set", text)] + (["--config", str(config)] if config else [])
+        train = shlex.join(["normfree", "train", *([recipe] if recipe else []), *fixed])
         console.print(f"{train} {train_options(found.best, found.search)}", markup=False, soft_wrap=True)
 
 

@@ -12,21 +12,17 @@ import typer
 from typer.core import TyperCommand
 
 from normfree import __version__
-from normfree.cli.check import check_folders
-from normfree.cli.compare import compare_methods
+from normfree.cli.compare import compare_methods, make_demo
 from normfree.cli.convert import convert_model
 from normfree.cli.data import get_data, list_data, prepare_text_files
-from normfree.cli.demo import make_demo
 from normfree.cli.diagnose import diagnose_model
-from normfree.cli.evaluate import evaluate_run
+from normfree.cli.lists import list_methods, list_models
 from normfree.cli.lr import find_rate
-from normfree.cli.methods import list_methods
-from normfree.cli.models import list_models
 from normfree.cli.reproduce import reproduce_claims
+from normfree.cli.runs import check_folders, evaluate_run, watch_runs
 from normfree.cli.text import continue_lines, translate_lines
 from normfree.cli.train import train_model
 from normfree.cli.tune import tune_settings
-from normfree.cli.watch import watch_runs
 from normfree.report.terminal import printable
 
 

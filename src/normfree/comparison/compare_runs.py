@@ -19,22 +19,23 @@ import torch
 from normfree.arguments import check_arguments
 from normfree.comparison.comparison_result import ComparedRun, Comparison
 from normfree.comparison.run_executor import LOCAL, Reports, RunExecutor, choose_executor, summarize_reports
-from normfree.files import made_folder, to_json_values
-from normfree.folder_lock import is_held
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.builder import is_foreign
 from normfree.models.transformer import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
-from normfree.provenance import without_folders
 from normfree.report.terminal import ProgressCallback, duration, metrics_text
+from normfree.storage.folder_lock import is_held
+from normfree.storage.provenance import without_folders
+from normfree.storage.writing import made_folder, to_json_values
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import NOT_IN_FINGERPRINT, folder_name
 from normfree.train.data_sources import open_data
 from normfree.train.engine.data_interface import Data
-from normfree.train.engine.stop_signals import Stop
-from normfree.train.run.result import Snapshot
+from normfree.train.engine.loop import OnEpoch
+from normfree.train.engine.process_state import Stop
+from normfree.train.run.run_records import Snapshot
 
 _NOT_COMPARED = NOT_IN_FINGERPRINT | {"precision", "channels_last", "compile", "graph"}  # chosen by the machine if open
 _LOOK_SECONDS = 0.5
@@ -256,7 +257,9 @@ def ended_result(task: RunTask) -> dict[str, Any] | None:
     return result
 
 
-def train_run(task: RunTask, report: Callable[[str], None], lock_seconds: float = 0.0) -> dict[str, Any]:
+def train_run(
+    task: RunTask, report: Callable[[str], None], lock_seconds: float = 0.0, on_epoch: OnEpoch | None = None
+) -> dict[str, Any]:
     """Train one run in its folder or continue it, and return its result; a run that has ended is only read.
 
     While another process trains the run, wait for it, for `lock_seconds` at most.
@@ -272,7 +275,7 @@ def train_run(task: RunTask, report: Callable[[str], None], lock_seconds: float 
         report(f"{seen.done / seen.total:.0%}, {metrics}")
 
     resume = RunFolder(task.folder).exists
-    result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=show)
+    result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=show, on_epoch=on_epoch)
     return ended_result(task) or result.to_json()  # the stored result also names hardware and versions
 
 

@@ -9,14 +9,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from normfree.checksums import has_checksum, has_kinds, parse_json, read_limited, read_sealed_json
 from normfree.comparison.comparison_result import ComparedRun, Comparison, Point
-from normfree.files import atomic_path, explain_os_errors, write_sealed_json
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table
 from normfree.report.terminal import duration, percent
+from normfree.storage.reading import has_checksum, has_kinds, parse_json, read_limited, read_sealed_json
+from normfree.storage.writing import explain_os_errors, write_sealed_json
 from normfree.train.engine.data_interface import PAIRS, TEXT
 
 _NUMBER = int | float
@@ -257,11 +257,11 @@ def draw(comparison: Comparison, paths: Sequence[Path], title: str = "") -> None
     """Draw a comparison into .png and .svg files, and write it as a page into .html files."""
     title = title or f"Methods compared {_setting(comparison)}"
     for path in paths:
-        with explain_os_errors("the comparison", path), atomic_path(path) as temporary:
+        with explain_os_errors("the comparison", path):
             if path.suffix == ".html":
-                write_page(page(comparison, title), temporary)
+                write_page(page(comparison, title), path)
             else:
-                write_plot((_panel(comparison),), temporary, title=title)
+                write_plot((_panel(comparison),), path, title=title)
 
 
 def redraw(path: str | Path) -> tuple[Path, ...]:

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from normfree.checksums import read_sealed_json
 from normfree.comparison.compare_runs import compare, network_depth
 from normfree.comparison.comparison_result import Comparison
 from normfree.comparison.run_executor import run_tasks
 from normfree.diagnostics.propagation import propagate
-from normfree.files import explain_os_errors, from_json_values, write_sealed_json
 from normfree.models import build
 from normfree.report.terminal import ProgressCallback
+from normfree.storage.reading import from_json_values, read_sealed_json
+from normfree.storage.writing import explain_os_errors, write_sealed_json
 from normfree.train import TrainConfig, recipe
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 
 DESCRIPTIONS = {
     "fixup": "no normalization, Fixup",

@@ -9,12 +9,12 @@ from pathlib import Path
 from normfree.comparison.comparison_report import curve, levels, panel, table
 from normfree.comparison.comparison_result import Point
 from normfree.comparison.demo import DESCRIPTIONS, SAMPLES, Demo
-from normfree.files import atomic_path, explain_os_errors
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table, sparkline
 from normfree.report.terminal import percent
+from normfree.storage.writing import explain_os_errors
 
 _FADED = 1e-3  # a signal that shrinks below this share has faded
 _LOST = 0.05  # a method's card warns if its deepest network is this far below its best accuracy
@@ -30,10 +30,8 @@ def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
     shown = page(demo)
     paths = out / "index.html", out / "demo.png"
     with explain_os_errors("the demo in", out):
-        with atomic_path(paths[0]) as temporary:
-            write_page(shown, temporary)
-        with atomic_path(paths[1]) as temporary:
-            write_plot(picture(demo), temporary, title=shown.title, columns=3)
+        write_page(shown, paths[0])
+        write_plot(picture(demo), paths[1], title=shown.title, columns=3)
     return paths
 
 

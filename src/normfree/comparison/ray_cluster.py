@@ -23,9 +23,9 @@ from uuid import uuid4
 from normfree import __version__
 from normfree.comparison.ray_connection import connected, first_line
 from normfree.comparison.run_executor import Reports, error_sentence
-from normfree.files import explain_os_errors
 from normfree.report.terminal import duration
-from normfree.train.engine.stop_signals import Stop
+from normfree.storage.writing import explain_os_errors
+from normfree.train.engine.process_state import Stop
 
 T = TypeVar("T")
 _RETRIES = 10  # lost workers that one run survives

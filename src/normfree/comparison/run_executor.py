@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from normfree.errors import require_package
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 
 T = TypeVar("T")
 Result = TypeVar("Result")

@@ -21,17 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.checksums import Checksum, list_checksums, read_sealed_json, warn_without_checksum
 from normfree.conversion.changes import Changes, Folding, explained_plan_errors, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import Example, repeat_conversion_
-from normfree.files import atomic_folder, explain_os_errors, read_tensors, render_weights, write_sealed_json
 from normfree.methods.method_registry import FIRST_RELEASE, as_of
 from normfree.models.third_party import create_model, require_trusted, transformers_model
 from normfree.models.weight_files import SizeLimit, load_weights
 from normfree.nn.model_state import small_copy
 from normfree.plan import ResidualPlan, remember_plan_, remembered_example, remembered_plan
-from normfree.provenance import RELEASE, commit, versions
+from normfree.storage.provenance import RELEASE, commit, versions
+from normfree.storage.reading import Checksum, list_checksums, read_sealed_json, read_tensors, warn_without_checksum
+from normfree.storage.writing import atomic_folder, explain_os_errors, render_weights, write_sealed_json
 
 WEIGHTS, PLAN, EXAMPLE, LOAD_SCRIPT, REPORT = (
     "weights.safetensors",

@@ -1,17 +1,34 @@
-"""Load a data set by name; download it, check its files and store them."""
+"""Load a data set by name; download it, check its files and store them.
+
+Two data sets need no download: `fashion14` is a file of the package, and a formula makes the points of `spirals`.
+"""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from normfree.data.built_in_sets import ASSET, BUILT_IN
-from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, Source
+import numpy as np
+import torch
+
+from normfree.data.download.catalog import DATA_SETS, FASHION_CLASSES, DataSet, Layout, Source
 from normfree.data.download.file_formats import Progress, fetch
-from normfree.data.images.image_set import ImageSet, image_set
-from normfree.files import explain_os_errors, write_bytes
+from normfree.data.images.image_set import ImageSet, Split, image_set
+from normfree.storage.reading import Checksum
+from normfree.storage.writing import explain_os_errors, write_bytes
+
+LINEAR_ACCURACY = {"fashion14": 0.835, "spirals": 0.258}  # of softmax regression on the test split; a test measures it
+ASSET = Path(__file__).parent / "images" / "assets" / "fashion14.bin"  # made by tests/support/embedded_images.py
+_ASSET_CHECKSUM = Checksum(sha256="9d2dedfd079e5603eab96591746a3ab759595eb3d517106c8a525b108ba3b947", size=7_000 * 197)
+_ASSET_TRAIN = 6_000  # images; the other 1,000 are the test split
+_ARMS = ("red", "orange", "green", "blue", "violet")  # the classes of the spirals
+_POINTS = 6_000, 2_000  # of the spirals, for training and test
+_TURNS = 3.0
+_NOISE = 0.005  # standard deviation, where the outer radius is 1 and neighbouring arms are 0.07 apart
+_EDGE = 1.05  # coordinates from -_EDGE to _EDGE become bytes
 
 
 def names() -> tuple[str, ...]:
@@ -137,20 +154,21 @@ class OnDisk:
         about: one line on its content.
         state: how much of it is there.
         folder: the folder of the files, if any are there.
-        size: the bytes of the files together.
+        bytes: the size of the files together.
     """
 
     name: str
     about: str
     state: Literal["part of the package", "complete", "in part", "no"]
-    folder: Path | None = None
-    size: int = 0
+    folder: str | None = None
+    bytes: int = 0
 
 
 def on_disk(root: str | Path = ".data") -> list[OnDisk]:
     """List the known data sets, and how much of each is in the folder `root`."""
     rows = [
-        OnDisk(name=name, about=own.about, state="part of the package", size=own.size) for name, own in BUILT_IN.items()
+        OnDisk(name=name, about=own.about, state="part of the package", bytes=own.size)
+        for name, own in BUILT_IN.items()
     ]
     for data in DATA_SETS.values():
         found = _present(data, Path(root))
@@ -160,7 +178,7 @@ def on_disk(root: str | Path = ".data") -> list[OnDisk]:
         layout, folder = found
         sizes = [(folder / file).stat().st_size for file in layout.files if (folder / file).is_file()]
         state: Literal["complete", "in part"] = "complete" if len(sizes) == len(layout.files) else "in part"
-        rows.append(OnDisk(name=data.name, about=data.about, state=state, folder=folder, size=sum(sizes)))
+        rows.append(OnDisk(name=data.name, about=data.about, state=state, folder=str(folder), bytes=sum(sizes)))
     return rows
 
 
@@ -241,3 +259,63 @@ def _shown(address: str) -> str:
 def _reason(error: Exception) -> str:
     """The reason why a source failed, without the text that urllib wraps around it."""
     return str(getattr(error, "reason", None) or error)
+
+
+# The data sets that need no download
+
+
+def _load_fashion14() -> ImageSet:
+    """Read Fashion-MNIST at 14×14 pixels, with 600 training and 100 test images per class.
+
+    Raises:
+        ValueError: if the file in the package is damaged.
+    """
+    _ASSET_CHECKSUM.check(ASSET, ASSET.name, "install normfree again")
+    records = torch.frombuffer(bytearray(ASSET.read_bytes()), dtype=torch.uint8).view(-1, 1 + 14 * 14)
+    both = Split(records[:, 1:].reshape(-1, 1, 14, 14), records[:, 0].long())
+    train, test = both.take(slice(_ASSET_TRAIN)), both.take(slice(_ASSET_TRAIN, None))
+    return image_set("fashion14", FASHION_CLASSES, train, test, linear_accuracy=LINEAR_ACCURACY["fashion14"])
+
+
+def _load_spirals() -> ImageSet:
+    """Make the points: arm k has the angle 2π(3 r + k/5) at radius r, with a little noise, on the surface of a bowl.
+
+    A point is an "image" of one pixel with three channels, its coordinates, so that it can be trained on like any other
+    data. The third is the height on a hemisphere over the disc of the spirals. In the flat disc, a network without
+    biases could not tell the radius: it gives x and 2x the same class. The radius is the square root of a uniform
+    number, which spreads the points evenly over the disc. The numbers come from numpy's PCG64 with a fixed seed.
+
+    >>> _load_spirals().train.images.shape
+    torch.Size([6000, 3, 1, 1])
+    """
+    generator = np.random.Generator(np.random.PCG64(5))
+    count = _POINTS[0] + _POINTS[1]
+    labels = np.arange(count) % len(_ARMS)
+    radius = np.sqrt(generator.uniform(0.05**2, 1.0, count))
+    angle = 2 * np.pi * (_TURNS * radius + labels / len(_ARMS))
+    plane = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    plane += generator.normal(0.0, _NOISE, plane.shape)
+    height = np.sqrt(np.maximum(_EDGE**2 - np.square(plane).sum(axis=1), 0.0))
+    points = np.column_stack([plane, height])
+    pixels = np.clip(np.rint((points / _EDGE + 1) * 127.5), 0, 255).astype(np.uint8)
+    both = Split(torch.from_numpy(pixels)[:, :, None, None], torch.from_numpy(labels))
+    train, test = both.take(slice(_POINTS[0])), both.take(slice(_POINTS[0], None))
+    return image_set("spirals", _ARMS, train, test, linear_accuracy=LINEAR_ACCURACY["spirals"])
+
+
+class BuiltIn(NamedTuple):
+    """A data set that needs no files beside the package."""
+
+    about: str
+    load: Callable[[], ImageSet]
+    size: int  # in bytes
+
+
+BUILT_IN = {
+    "fashion14": BuiltIn(
+        "6,000 + 1,000 pieces of clothing, 14×14, grey, 10 classes; part of the package",
+        _load_fashion14,
+        _ASSET_CHECKSUM.size,
+    ),
+    "spirals": BuiltIn("6,000 + 2,000 points on five interleaved spirals; made by a formula", _load_spirals, 0),
+}

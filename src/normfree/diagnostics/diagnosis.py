@@ -25,7 +25,6 @@ from normfree.diagnostics.module_rules import is_last_of_list
 from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.signals import Signal
 from normfree.diagnostics.verdict import Verdict, judge, not_measured
-from normfree.files import to_json_values
 from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
@@ -36,6 +35,7 @@ from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Rating, Table, compact, notebook_html, print_table, shorten_names, sparkline
+from normfree.storage.writing import to_json_values
 
 CARD_STATUS: dict[SignalStatus, Rating] = {
     **dict.fromkeys(("preserved", "growing"), "good"),

@@ -15,11 +15,11 @@ from normfree.diagnostics.findings import SEVERITY
 from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.verdict import Verdict
 from normfree.errors import unknown_name
-from normfree.files import to_json_values
 from normfree.nn.model_state import call_arguments
 from normfree.plan import ResidualPlan
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
+from normfree.storage.writing import to_json_values
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from normfree.checksums import list_checksums
 from normfree.conversion.saving import EXAMPLE, PLAN, describe, pack_example
 from normfree.diagnostics.monitor import Monitor
-from normfree.files import render_weights, write_bytes, write_json, write_sealed_json
-from normfree.optim.groups import param_groups
+from normfree.optim.learning_rates import param_groups
 from normfree.plan import remembered_example, remembered_plan, unwrapped
+from normfree.storage.reading import list_checksums
+from normfree.storage.writing import render_weights, write_bytes, write_json, write_sealed_json
 
 WEIGHTS = "model.safetensors"  # of transformers
 MODEL_TYPE = "normfree-"

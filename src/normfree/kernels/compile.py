@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normfree.files import write_bytes
 from normfree.kernels.tiling import Tiling
+from normfree.storage.writing import write_bytes
 
 _PARTS = ("primitives", "layout", "convolution", "chain", "gradients", "pack")
 

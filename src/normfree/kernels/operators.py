@@ -26,26 +26,16 @@ SCRATCH_BYTES = 512 * 2**20
 _SUMS = 8  # numbers that a warp of the backward kernel sums per block
 
 
-def why_not(
-    channels: int,
-    size: int,
-    form: str = "post",
-    *,
-    kernel: int = 3,
-    layers: int = 2,
-    device: torch.device | None = None,
-) -> str | None:
+def why_not(channels: int, size: int, form: str = "post", *, device: torch.device | None = None) -> str | None:
     """Return why the kernels cannot run this stage, in one sentence, or None if they can.
 
     Args:
         channels: channels of every layer of the stage.
         size: height and width of its images.
         form: the position of the activation around the branch ("post", "pre" or "linear").
-        kernel: taps of a convolution in one direction.
-        layers: convolutions in a block.
         device: where it would run; the current CUDA device if left out.
     """
-    reason = why_not_shape(channels, size, form, kernel, layers)
+    reason = why_not_shape(channels, size, form)
     if reason:
         return reason
     if not torch.cuda.is_available() or (device is not None and device.type != "cuda"):

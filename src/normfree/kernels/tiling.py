@@ -229,12 +229,10 @@ def choose_tiling(
     return replace(tiling, ring=ring)
 
 
-def why_not_shape(channels: int, size: int, form: str, kernel: int = 3, layers: int = 2) -> str | None:
+def why_not_shape(channels: int, size: int, form: str) -> str | None:
     """Return why the kernels cannot run a stage of this shape, in one sentence, or None if they can."""
     if form not in FORMS:
         return f"the stage kernels support the forms {', '.join(FORMS)}, not '{form}'"
-    if (kernel, layers) != (3, 2):
-        return f"the stage kernels need blocks of two 3×3 convolutions, not of {layers} with {kernel}×{kernel} taps"
     if (channels, size) not in SHAPES:
         known = ", ".join(f"{c} at {s}×{s}" for c, s in SHAPES)
         return f"the stage kernels support the channels and sizes {known}, not {channels} at {size}×{size}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from normfree.errors import unknown_name, wrong_argument
 from normfree.methods.method import Method, options_text
-from normfree.provenance import RELEASE
+from normfree.storage.provenance import RELEASE
 
 Factory = Callable[..., Method]
 _T = TypeVar("_T", Method, Factory)

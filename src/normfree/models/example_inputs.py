@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.files import read_tensors
 from normfree.methods import Batch
 from normfree.models import build, find_family
 from normfree.models.builder import is_foreign
@@ -22,6 +21,7 @@ from normfree.models.third_party import call_factory, create_model, import_objec
 from normfree.models.weight_files import load_weights
 from normfree.nn.attention import random_words
 from normfree.nn.devices import require_memory
+from normfree.storage.reading import read_tensors
 
 FOREIGN_IMAGE = (3, 224, 224)
 _FEW = 5  # names of tensors in a message

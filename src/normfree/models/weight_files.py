@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normfree.files import read_tensors
 from normfree.nn.scalars import with_dimension
+from normfree.storage.reading import read_tensors
 
 _MAKES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.linspace}
 

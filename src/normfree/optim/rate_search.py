@@ -23,7 +23,7 @@ from normfree.diagnostics.propagation import Loss
 from normfree.methods import Method
 from normfree.models.example_inputs import to_device
 from normfree.nn.model_state import call_arguments, preserve_model_state
-from normfree.optim.groups import param_groups
+from normfree.optim.learning_rates import param_groups
 from normfree.optim.rate_trials import (
     OPTIMIZERS,
     Groups,

@@ -1,4 +1,4 @@
-"""Tables, plots and pages from plain records. It imports no other part of normfree but `errors`, and no torch."""
+"""Tables, plots and pages from plain records. It imports of normfree only `errors` and `storage`, and no torch."""
 
 from normfree.report.tables import Column, Link, Table, print_table, sparkline, to_markdown
 from normfree.report.terminal import open_console

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +18,7 @@ from typing import Any, get_args
 from normfree.errors import missing_package
 from normfree.report.panels import COLOURS, DASHES, SHAPES, Curve, Panel, curve_names, describe_gaps
 from normfree.report.tables import Link, Rating, Table
+from normfree.storage.writing import write_text
 
 # A power such as L^(-1/2) or 0.9^l, and an index such as a_1 or Σ_{k<l}; a name such as he_in has neither.
 _RAISED = re.compile(r"(?<=[\w)\]>])\^(?:\(((?:[^()]|\([^()]*\))*)\)|\{([^{}]*)\}|(-?\d+/\d+|-?\w+))")
@@ -184,30 +183,7 @@ def write_page(page: Page, path: str | Path) -> None:
     Raises:
         ImportError: if jinja2 is not installed.
     """
-    path = Path(path)
-    text = render_page(page)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, _mode(path))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _mode(path: Path) -> int:
-    """Return the permissions of the previous file, or the usual ones of a new file.
-
-    This is needed because mkstemp creates files readable by the owner only.
-    """
-    if path.exists():
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+    write_text(Path(path), render_page(page))
 
 
 def set_formulas(text: str) -> str:

@@ -36,6 +36,7 @@ from normfree.report.plot_axes import (
     set_position_ticks,
 )
 from normfree.report.terminal import printable
+from normfree.storage.writing import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +85,8 @@ def write_plot(
 ) -> None:
     """Draw panels in a grid under one legend into a .png or .svg file; missing folders are created.
 
-    A curve that cannot be drawn to its end closes with ×, and a text below its panel gives the reason.
+    A curve that cannot be drawn to its end closes with ×, and a text below its panel gives the reason. If drawing or
+    writing fails, a previous file stays as it was.
 
     Args:
         panels: At least one panel.
@@ -107,15 +109,14 @@ def write_plot(
         from matplotlib import style
     except ImportError as error:
         raise ImportError(missing_package("matplotlib", "a plot")) from error
-    drawing = io.BytesIO()  # so that a failure leaves no half-written file
+    drawing = io.BytesIO()
     with style.context(["default", _STYLE]):
         figure = _figure(panels, title, min(columns, len(panels)), widths)
         figure.savefig(drawing, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = drawing.getvalue()
     if kind == "svg":  # a control character of a name would make it ill-formed
         content = b"\n".join(printable(line).encode() for line in content.decode().split("\n"))
-    path.write_bytes(content)
+    write_bytes(path, content)
 
 
 def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[float] = ()) -> Figure:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "Recipe": "recipes",
     "RunFolder": "run.run_folder",
-    "RunResult": "run.result",
-    "Snapshot": "run.result",
+    "RunResult": "run.run_records",
+    "Snapshot": "run.run_records",
     "TrainConfig": "config",
     "evaluate": "run.evaluation",
     "evaluate_translation": "run.evaluation",
@@ -19,28 +19,19 @@ _HOMES = {
     "read_config": "run.loading",
     "recipe": "recipes",
 }
-__all__ = [
-    "Recipe",
-    "RunFolder",
-    "RunResult",
-    "Snapshot",
-    "TrainConfig",
-    "evaluate",
-    "evaluate_translation",
-    "fit",
-    "load",
-    "read_config",
-    "recipe",
-]
 
 if TYPE_CHECKING:
-    from normfree.train.config import TrainConfig
-    from normfree.train.engine.loop import fit
-    from normfree.train.recipes import Recipe, recipe
-    from normfree.train.run.evaluation import evaluate, evaluate_translation
-    from normfree.train.run.loading import load, read_config
-    from normfree.train.run.result import RunResult, Snapshot
-    from normfree.train.run.run_folder import RunFolder
+    from normfree.train.config import TrainConfig as TrainConfig
+    from normfree.train.engine.loop import fit as fit
+    from normfree.train.recipes import Recipe as Recipe
+    from normfree.train.recipes import recipe as recipe
+    from normfree.train.run.evaluation import evaluate as evaluate
+    from normfree.train.run.evaluation import evaluate_translation as evaluate_translation
+    from normfree.train.run.loading import load as load
+    from normfree.train.run.loading import read_config as read_config
+    from normfree.train.run.run_folder import RunFolder as RunFolder
+    from normfree.train.run.run_records import RunResult as RunResult
+    from normfree.train.run.run_records import Snapshot as Snapshot
 
 
 def __getattr__(name: str) -> Any:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from normfree.provenance import RELEASE
 from normfree.report.tables import notebook_html
+from normfree.storage.provenance import RELEASE
+from normfree.storage.writing import plain_name
 from normfree.train.setting_fields import (
-    NamedSettings,
     coerce,
     explained_toml,
     field_types,
     parse_changes,
     parse_toml,
     read_toml,
+    require_fields,
     require_in_range,
     require_known,
     setting,
@@ -27,11 +27,11 @@ from normfree.train.setting_fields import (
 )
 
 if TYPE_CHECKING:  # it loads torch; a command that only reads a configuration must not wait for it
-    from normfree.optim.schedules import Schedule
+    from normfree.optim.learning_rates import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TrainConfig(NamedSettings):
+class TrainConfig:
     """All settings of a training run.
 
     Every setting has a default, and is checked when the configuration is made. The names of models, methods and data
@@ -171,12 +171,16 @@ class TrainConfig(NamedSettings):
         "uncompiled and in one process",
     )
 
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        require_fields(given, cls)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
+        types = field_types(type(self))
         for field in fields(self):
-            value = coerce(field.name, field_types(type(self))[field.name], getattr(self, field.name))
+            value = coerce(field.name, types[field.name], getattr(self, field.name))
+            require_in_range(field, value)
             object.__setattr__(self, field.name, value)
-        for field in fields(self):
-            require_in_range(field, getattr(self, field.name))
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"expected 'accumulate' to divide the batch size of {self.batch_size}, got {self.accumulate}; "
@@ -334,13 +338,10 @@ class TrainConfig(NamedSettings):
                 "it never reaches the full learning rate; make it shorter with --set warmup=…"
             )
         if steps == self.epochs > 0:
-            takes = {
-                "pairs": " tokens holds all training sentences",
-                "text": " blocks holds the complete training text",
-            }
-            images = " holds all training images, and repeats some if there are fewer"
-            content = takes.get(self.data.partition(":")[0], images)
-            found.append(f"a batch of {self.batch_size:,}{content}; make it smaller with --set batch_size=…")
+            kinds = {"pairs": "tokens holds all training sentences", "text": "blocks holds the complete training text"}
+            images = "holds all training images, and repeats some if there are fewer"
+            content = kinds.get(self.data.partition(":")[0], images)
+            found.append(f"a batch of {self.batch_size:,} {content}; make it smaller with --set batch_size=…")
         return found
 
     def require_same(self, before: TrainConfig, free: Collection[str], whose: str) -> None:
@@ -366,7 +367,7 @@ class TrainConfig(NamedSettings):
     @property
     def lr_schedule(self) -> Schedule:
         """The schedule of the learning rate."""
-        from normfree.optim.schedules import Schedule
+        from normfree.optim.learning_rates import Schedule
 
         return Schedule(
             kind=self.schedule,
@@ -392,8 +393,3 @@ def folder_name(config: TrainConfig) -> str:
     """Name the folder of a run after its main settings and the fingerprint of all settings that change its numbers."""
     words = f"{config.model}-{config.method}-lr{config.lr:g}-seed{config.seed}"
     return f"{plain_name(words)}-{config.fingerprint()}"
-
-
-def plain_name(words: str) -> str:
-    """Return a text as part of the name of a folder: other characters than letters, digits, '.' and '_' become '-'."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", words)

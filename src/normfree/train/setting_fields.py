@@ -15,10 +15,10 @@ from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from normfree.checksums import read_limited
 from normfree.errors import unknown_name
+from normfree.storage.reading import read_limited
 
 RANGES: dict[str, Callable[[Any], bool]] = {
     "not to be empty": bool,
@@ -45,17 +45,6 @@ def setting(default: Any, help: str, range: str | None = None, *, remedy: str = 
     return field(default=default, metadata={"help": help, "range": range, "remedy": remedy})
 
 
-class NamedSettings:
-    """A base of settings whose constructor names the closest setting for one that is unknown."""
-
-    def __new__(cls, *args: Any, **given: Any) -> Self:
-        try:
-            require_known(given, field_types(cls))
-        except ValueError as error:
-            raise TypeError(str(error)) from None  # as Python does for any other function
-        return super().__new__(cls)
-
-
 def require_in_range(setting: Field[Any], value: Any) -> None:
     """Raise `ValueError` if a value is outside the range of its setting."""
     words = setting.metadata["range"]
@@ -79,6 +68,14 @@ def require_known(names: Iterable[str], known: Iterable[str], where: str = "") -
     for name in names:
         if name not in known:
             raise unknown_name("setting", name, known, where)
+
+
+def require_fields(given: Iterable[str], settings: type) -> None:
+    """Raise `TypeError`, as Python does, if a constructor of settings gets an unknown name; name the closest field."""
+    try:
+        require_known(given, field_types(settings))
+    except ValueError as error:
+        raise TypeError(str(error)) from None
 
 
 def coerce(name: str, hint: Any, value: Any) -> Any:

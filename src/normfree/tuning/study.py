@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from normfree.errors import require_package, unknown_name
-from normfree.files import explain_os_errors
-from normfree.folder_lock import FolderLock, HeldError, is_held
+from normfree.storage.folder_lock import FolderLock, HeldError, is_held
+from normfree.storage.writing import explain_os_errors
 from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
 from normfree.tuning.search_space import SearchSpace, grid_of, texts_of
 

@@ -8,14 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from normfree.comparison.compare_runs import RunTask, ended_result, train_runs
+from normfree.comparison.compare_runs import RunTask, ended_result, train_run, train_runs
 from normfree.comparison.run_executor import LOCAL, Reports, choose_executor
 from normfree.errors import require_package
 from normfree.report.tables import compact, shorten_names
-from normfree.report.terminal import ProgressCallback, metrics_text
-from normfree.train import RunFolder, TrainConfig, fit
+from normfree.report.terminal import ProgressCallback
+from normfree.train import RunFolder, TrainConfig
 from normfree.train.data_sources import open_data
-from normfree.train.run.result import Snapshot
 from normfree.tuning.search_space import SearchSpace, grid_size, parse_search, require_valid, texts_of
 from normfree.tuning.study import (
     Metric,
@@ -177,20 +176,16 @@ def _train(settings: StudySettings, taken: TakenTrial, report: Callable[[str], N
         if epoch < config.epochs and trial.should_prune():
             raise PrunedError
 
-    def show(seen: Snapshot) -> None:
-        report(f"{seen.done / seen.total:.0%}, {metrics_text(loss=seen.loss)}")
-
     result = ended_result(task)
     if result is None:
         run = RunFolder(task.folder)
         try:
             for record in run.read_metrics() if run.exists else ():
                 tell_epoch(record)  # of a process that was killed before it could
-            fitted = fit(config, out=task.folder, resume=run.exists, picture=False, progress=show, on_epoch=tell_epoch)
+            result = train_run(task, report, on_epoch=tell_epoch)
         except PrunedError:
             study.tell(trial, state=TrialState.PRUNED)
             return {"status": "pruned", "text": "pruned"}
-        result = ended_result(task) or fitted.to_json()
     if result["status"] == "interrupted":
         return {"status": "interrupted", "signal": result["signal"]}
     trial.set_user_attr("seconds", result["seconds"])

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from normfree.files import atomic_path, explain_os_errors, write_sealed_json
-from normfree.provenance import origin, without_folders
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table, compact
 from normfree.report.terminal import duration, percent
+from normfree.storage.provenance import origin, without_folders
+from normfree.storage.writing import explain_os_errors, write_sealed_json
 from normfree.tuning.search_space import SearchRange, parse_search
 from normfree.tuning.study import Metric
 
@@ -229,8 +229,8 @@ def save(tuning: Tuning, out: Path, *, command: str) -> list[Path]:
     for suffix in (".png", ".svg") if drawn else ():
         picture = out / f"{NAME}{suffix}"
         try:
-            with explain_os_errors("the picture", picture), atomic_path(picture) as temporary:
-                write_plot(drawn, temporary, title=" ".join(tuning.search))
+            with explain_os_errors("the picture", picture):
+                write_plot(drawn, picture, title=" ".join(tuning.search))
         except ImportError:
             break
         written.append(picture)

@@ -22,8 +22,8 @@ from normfree.nn.attention import SPECIAL
 from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
 from normfree.train.engine.distributed import Processes
+from normfree.train.engine.process_state import seeded_generators
 from normfree.train.engine.setup import prepare_training
-from normfree.train.engine.torch_runtime import seeded_generators
 from normfree_papers.claims.canary import SMALL_MODELS, TRIED, Figures, Record, probes_of, spelled, tolerance
 
 _BASE: dict[str, Any] = {

@@ -11,10 +11,10 @@ from typing import Any
 
 from normfree.cli.options import default_jobs, require_folder
 from normfree.errors import missing_package, require_package
-from normfree.files import to_json_values
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
 from normfree.report.terminal import progress
+from normfree.storage.writing import to_json_values
 from normfree_papers.claims.claim import Claim, Scale, Settings
 from normfree_papers.claims.claim_status import (
     CHECK_COLUMNS,

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from normfree.files import explain_os_errors, write_text
 from normfree.report import Column, Link, Table, to_markdown
 from normfree.report.page import Card, Page, Section, render_page
 from normfree.report.tables import MARKS as TABLE_MARKS
+from normfree.storage.writing import explain_os_errors, write_text
 from normfree_papers.claims.claim import Claim
 from normfree_papers.claims.claim_status import (
     CHECK_COLUMNS,

@@ -8,7 +8,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from normfree.data.text.prepared_folder import prepare_pairs
-from normfree.files import write_text
+from normfree.storage.writing import write_text
 
 _WORDS, _LONGEST = 16, 6
 

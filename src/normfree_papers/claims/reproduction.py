@@ -21,11 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-from normfree.checksums import read_sealed_json
-from normfree.files import atomic_path, explain_os_errors, from_json_values, to_json_values, write_sealed_json
-from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
+from normfree.storage.provenance import commit, hardware, versions
+from normfree.storage.reading import from_json_values, read_sealed_json
+from normfree.storage.writing import atomic_path, explain_os_errors, to_json_values, write_sealed_json
 from normfree_papers.claims.claim import SCALES, Claim, Measurement, Scale, Settings
 from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.run_cache import missing_runs

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normfree.methods.method_registry import parse_spec
-from normfree.provenance import RELEASE
-from normfree.train.config import TrainConfig, folder_name, plain_name
+from normfree.storage.provenance import RELEASE
+from normfree.storage.writing import plain_name
+from normfree.train.config import TrainConfig, folder_name
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.setting_fields import read_toml
 from normfree_papers.claims.canary import stale_probes

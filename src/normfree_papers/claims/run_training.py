@@ -14,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.comparison.compare_runs import RunTask, train_runs
 from normfree.comparison.run_executor import Reports, RunExecutor, summarize_reports
-from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
 from normfree.methods.method import Form
 from normfree.models import build
 from normfree.models.builder import is_foreign
 from normfree.nn.devices import device_of
-from normfree.provenance import commit
+from normfree.storage.provenance import commit
+from normfree.storage.writing import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
 from normfree.train.data_sources import is_text

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 
 import layout_writers
-from normfree.checksums import Checksum
 from normfree.data import load
 from normfree.data.download import file_formats
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout
@@ -34,6 +33,7 @@ from normfree.data.download.file_formats import (
     read_pickled,
     unpack_fashion_mnist,
 )
+from normfree.storage.reading import Checksum
 
 
 def test_fetch_reads_file_addresses(tmp_path: Path) -> None:

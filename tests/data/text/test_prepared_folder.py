@@ -10,7 +10,7 @@ import pytest
 
 from normfree.data.text import prepared_folder as prepared_module
 from normfree.data.text.prepared_folder import MANIFEST, Prepared, open_prepared, prepare_pairs, prepare_text
-from normfree.files import write_bytes
+from normfree.storage.writing import write_bytes
 
 SOURCE = [f"der {a} {n} ist {v}" for a in ("rote", "alte") for n in ("Ball", "Hund", "Baum") for v in ("hier", "dort")]
 TARGET = [f"the {a} {n} is {v}" for a in ("red", "old") for n in ("ball", "dog", "tree") for v in ("here", "there")]

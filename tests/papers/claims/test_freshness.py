@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from normfree.files import write_json
-from normfree.provenance import RELEASE
+from normfree.storage.provenance import RELEASE
+from normfree.storage.writing import write_json
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
 from normfree_papers.claims import run_cache

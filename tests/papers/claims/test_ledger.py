@@ -15,8 +15,8 @@ from markdown_it import MarkdownIt
 
 from chromium import Open
 from normfree.cli import main
-from normfree.files import write_json
 from normfree.report.page import render_page
+from normfree.storage.writing import write_json
 from normfree_papers.claims import claim_status
 from normfree_papers.claims.claim import Check, Claim, Cost, expect
 from normfree_papers.claims.claim_status import (

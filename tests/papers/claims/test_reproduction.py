@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import reproduce
-from normfree.files import to_json_values, write_json, write_sealed_json
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
+from normfree.storage.writing import to_json_values, write_json, write_sealed_json
 from normfree_papers.claims.claim import Measurement, Settings
 from normfree_papers.claims.registry import PAPERS
 from normfree_papers.claims.reproduction import (
@@ -104,7 +104,7 @@ def test_interrupted_run_leaves_the_stored_result_and_the_next_one_ends_alike(ma
 
 @pytest.mark.parametrize(
     ("where", "says"),
-    [("normfree.files.secrets.token_hex", "the result"), ("normfree.report.plots.write_plot", "the picture")],
+    [("normfree.storage.writing.secrets.token_hex", "the result"), ("normfree.report.plots.write_plot", "the picture")],
 )
 @pytest.mark.faults
 def test_full_disk_is_one_sentence(make, monkeypatch, tmp_path, where, says):

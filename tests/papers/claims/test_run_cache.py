@@ -21,8 +21,8 @@ import normfree
 from forked_runs import Runs, _serve
 from made_up_runs import reproduce
 from normfree.comparison.compare_runs import RunTask, train_run
-from normfree.files import TEMPORARY
 from normfree.report.panels import Curve, Panel
+from normfree.storage.writing import TEMPORARY
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train import data_sources as train_data
 from normfree.train.config import folder_name

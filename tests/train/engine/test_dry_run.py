@@ -12,7 +12,7 @@ import torch
 import normfree as nf
 from normfree.train.engine import dry_run
 from normfree.train.engine.dry_run import DryRun, measure_run
-from normfree.train.engine.stop_signals import StopRequestedError
+from normfree.train.engine.process_state import StopRequestedError
 from normfree.train.run import checkpoint
 from normfree.train.text.text_data import open_text
 from tiny_text import SIZE, write_pairs

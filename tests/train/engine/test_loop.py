@@ -25,7 +25,7 @@ from normfree.train.engine import loop as engine
 from normfree.train.engine.setup import score
 from normfree.train.engine.step import TrainStep
 from normfree.train.run import checkpoint
-from normfree.train.run.result import Score
+from normfree.train.run.run_records import Score
 from tiny_images import tiny_images
 
 SMALL = {"model": "cnn-4-8", "method": "he_in", "epochs": 2, "batch_size": 16, "workers": 0}

@@ -21,7 +21,7 @@ import normfree as nf
 from compared_runs import differences
 from forked_runs import Runs, forked_runs
 from normfree.data.images.image_set import ImageSet, Split
-from normfree.files import write_sealed_text
+from normfree.storage.writing import write_sealed_text
 from normfree.train import RunFolder, RunResult
 from normfree.train.data_sources import MemoryImages
 from normfree.train.engine import loop as engine
@@ -311,7 +311,7 @@ def fail(code: int) -> Any:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("normfree.files.secrets.token_hex", "could not write the configuration"),
+        ("normfree.storage.writing.secrets.token_hex", "could not write the configuration"),
         ("filelock.FileLock.acquire", "could not write the lock"),
         ("normfree.train.run.checkpoint.temporary_folder", "could not write the checkpoint"),
         ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),
@@ -358,7 +358,7 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
             patch.setattr("normfree.train.run.run_folder.write_sealed_json", fail(errno.ENOSPC))
         else:
             patch.setattr(engine, "write_curves", curves.write_curves)
-            patch.setattr(curves, "draw_training_curves", fail(errno.ENOSPC))
+            patch.setattr(curves, "write_plot", fail(errno.ENOSPC))
         with pytest.raises(OSError, match=rf"could not write the {where}.*No space left.*free some room") as caught:
             fit(tmp_path)
     assert "\n" not in str(caught.value)

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import normfree
-from normfree import files
 from normfree.train.run import checkpoint
 from normfree.train.run.checkpoint import STATE, WEIGHTS, Writer, latest, load, load_intact, read, save
 
@@ -166,7 +165,7 @@ def test_changed_metrics_are_refused_up_to_the_step(tmp_path: Path) -> None:
 
 def test_reader_follows_a_run_that_replaces_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, *some(1))
-    original, left = files.read_tensors, 3
+    original, left = checkpoint.read_tensors, 3
 
     def slow(path: Path) -> dict[str, Tensor]:
         nonlocal left

@@ -15,7 +15,7 @@ from normfree.conversion import convert
 from normfree.conversion.saving import save_converted
 from normfree.data.images.image_checksums import contents_digest
 from normfree.data.images.image_folder import read_folder
-from normfree.files import write_sealed_json
+from normfree.storage.writing import write_sealed_json
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from normfree.train.run.folder_check import verify_folder

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import normfree
-from normfree.files import atomic_path, temporary_folder
-from normfree.folder_lock import FolderLock
+from normfree.storage.folder_lock import FolderLock
+from normfree.storage.writing import atomic_path, temporary_folder
 from normfree.train import TrainConfig
 from normfree.train.run import checkpoint
 from normfree.train.run import run_folder as runs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normfree.files import write_sealed_text
+from normfree.storage.writing import write_sealed_text
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
 

@@ -15,7 +15,7 @@ import pytest
 import normfree
 from normfree.train.run import run_list
 from normfree.train.run.run_list import RunList
-from normfree.train.run.run_records import WatchedRun, with_state
+from normfree.train.run.run_page import WatchedRun, with_state
 from watched_folders import VALIDATED, held, records, write_run
 
 PROGRESS = {

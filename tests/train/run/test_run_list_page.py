@@ -9,7 +9,7 @@ import pytest
 from normfree.report.page import page_data, render_page, write_page
 from normfree.report.tables import narrowed
 from normfree.train.run.run_list import EXPENDABLE, RunList, drawn_runs, run_names, runs_page, runs_table
-from normfree.train.run.run_records import WatchedRun
+from normfree.train.run.run_page import WatchedRun
 from watched_folders import RUNNING, records, write_run
 
 

@@ -15,8 +15,7 @@ import pytest
 from chromium import Open
 from normfree.report.page import Page, write_page
 from normfree.train.run.run_list import runs_page
-from normfree.train.run.run_page import run_page
-from normfree.train.run.run_records import WatchedRun
+from normfree.train.run.run_page import WatchedRun, run_page
 from watched_folders import records
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from normfree.checksums import Checksum
 from normfree.data.download.file_formats import (
     gzipped_files,
     join,
@@ -24,6 +23,7 @@ from normfree.data.download.file_formats import (
     unpack_fashion_mnist,
 )
 from normfree.data.images.image_set import Split
+from normfree.storage.reading import Checksum
 
 Unpack = Callable[[Mapping[str, bytes]], dict[str, bytes]]
 

@@ -14,9 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from normfree.checksums import Checksum, read_sealed_json
-from normfree.files import write_sealed_json
-from normfree.provenance import available_cores
+from normfree.storage.provenance import available_cores
+from normfree.storage.reading import Checksum, read_sealed_json
+from normfree.storage.writing import write_sealed_json
 
 CACHE = ".normfree-contents.json"
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from normfree.checksums import require_regular
 from normfree.data.counter_rng import Purpose, below, epoch_order, extend, sample_keys, uniform
 from normfree.data.download.file_formats import require_pillow
 from normfree.data.images.augment import (
@@ -36,7 +35,8 @@ from normfree.data.images.augment import (
     per_channel,
 )
 from normfree.data.images.image_set import ImageBatch, check_ranks, check_split, to_format
-from normfree.provenance import available_cores
+from normfree.storage.provenance import available_cores
+from normfree.storage.reading import require_regular
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")

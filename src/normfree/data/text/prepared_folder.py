@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normfree.checksums import Checksum, digest_of, has_kinds, list_checksums, parse_json, read_limited
 from normfree.data.text.text_files import (
     LONGEST,
     SPLITS,
@@ -26,7 +25,8 @@ from normfree.data.text.text_files import (
 )
 from normfree.data.text.tokens import TokenLines, TokenPairs, pack_lines, unpack_lines
 from normfree.data.text.vocabulary import Vocabulary
-from normfree.files import explain_os_errors, write_bytes
+from normfree.storage.reading import Checksum, digest_of, has_kinds, list_checksums, parse_json, read_limited
+from normfree.storage.writing import explain_os_errors, write_bytes
 
 MANIFEST, VOCABULARY = "prepared.json", "vocabulary.model"
 LONGEST_TOKENS = 256

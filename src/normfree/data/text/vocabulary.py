@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from normfree.errors import missing_package
-from normfree.files import explain_os_errors, write_bytes
 from normfree.nn.attention import END, PAD, SPECIAL, START, UNKNOWN
+from normfree.storage.writing import explain_os_errors, write_bytes
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # kinds of pieces in a sentencepiece model
 _SPACE = "\u2581"

@@ -19,8 +19,8 @@ from normfree.nn.devices import free_memory
 from normfree.train.config import TrainConfig
 from normfree.train.data_sources import ImageData
 from normfree.train.engine.data_interface import EvalBatches
+from normfree.train.engine.process_state import StopRequestedError
 from normfree.train.engine.setup import TrainSetup, open_run, sum_scores
-from normfree.train.engine.stop_signals import StopRequestedError
 
 _MOST_STEPS, _LEAST_STEPS = 22, 2  # to take; the first two are slower, and count only if there are no others
 _PATIENCE = 5.0  # seconds after which the least number of steps is enough
@@ -29,7 +29,7 @@ _SCORING = 2.0  # seconds to score batches
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a run would take.
+    """The expected cost of a run: its memory, its steps and its time.
 
     Attributes:
         parameters: The number of parameters.

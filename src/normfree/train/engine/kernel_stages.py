@@ -46,7 +46,7 @@ class BlockParts:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What the blocks of a stage have in common."""
+        """The properties that all blocks of a stage share."""
         layers = ((weight_kind(layer), layer.bias is None) for layer in self.layers)
         return self.form, *layers, tuple(self.learnable)
 

@@ -21,14 +21,13 @@ from normfree.data import ImageSet
 from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.engine.data_interface import EvalBatches
+from normfree.train.engine.process_state import LaunchQueue, UntilSignal
 from normfree.train.engine.run_display import RunDisplay, ShowProgress, Throughput
 from normfree.train.engine.setup import TrainSetup, open_run
-from normfree.train.engine.stop_signals import UntilSignal
-from normfree.train.engine.torch_runtime import LaunchQueue
 from normfree.train.run import checkpoint
-from normfree.train.run.result import RunResult, RunStatus, Score, Snapshot
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.run.run_page import write_curves
+from normfree.train.run.run_records import RunResult, RunStatus, Score, Snapshot
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
@@ -86,7 +85,7 @@ def fit(
         ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
         OSError: If the folder cannot be written.
     """
-    check_arguments(config=config)
+    check_arguments(config=config, plan=plan, **{} if model is None else {"model": model})
     done = (RunFolder(out).saved_step or 0) if resume and out is not None else 0
     with (
         RunDisplay(config.model, progress, page=picture, done=done) as display,

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normfree.errors import missing_package
-from normfree.files import from_json_values, to_json_values, write_text
 from normfree.models import BaseModel
 from normfree.report.page import render_page
 from normfree.report.terminal import in_notebook, training_progress
+from normfree.storage.reading import from_json_values
+from normfree.storage.writing import to_json_values, write_text
 from normfree.train.config import TrainConfig
-from normfree.train.run.result import Snapshot
-from normfree.train.run.run_page import run_page
-from normfree.train.run.run_records import PAGE, PROGRESS, SIGNAL, describe_run, read_lines, with_state
+from normfree.train.run.run_page import describe_run, run_page, with_state
+from normfree.train.run.run_records import PAGE, PROGRESS, SIGNAL, Snapshot, read_lines
 
 if TYPE_CHECKING:
     from normfree.train.engine.setup import TrainSetup
@@ -42,7 +42,7 @@ _POINTS = 200  # of the curve of the first epoch while it runs
 
 
 class RunDisplay:
-    """What a run shows; see the module's docstring. `attach` says which run.
+    """Shows a run while it trains; `attach` sets the run.
 
         with RunDisplay("resnet20", True, page=True) as display: ...
 

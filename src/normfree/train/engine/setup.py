@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normfree.arguments import check_arguments
 from normfree.data import ImageSet
 from normfree.errors import require_package
 from normfree.models import BaseModel
@@ -31,11 +30,17 @@ from normfree.train.engine.data_interface import BatchSums, Data, try_model
 from normfree.train.engine.distributed import Processes, join_processes
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
 from normfree.train.engine.kernel_stages import Stage, prepare_stages
+from normfree.train.engine.process_state import (
+    Stop,
+    StopRequestedError,
+    collector_paused,
+    objects_frozen,
+    seeded_generators,
+    torch_settings,
+)
 from normfree.train.engine.step import TrainStep
-from normfree.train.engine.stop_signals import Stop, StopRequestedError
-from normfree.train.engine.torch_runtime import collector_paused, objects_frozen, seeded_generators, torch_settings
-from normfree.train.run.result import Score
 from normfree.train.run.run_folder import RunFolder
+from normfree.train.run.run_records import Score
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
@@ -190,14 +195,12 @@ def open_run(
     While it is open, signals are recorded. torch's generators are restored at the end. `fit` has the same arguments.
     """
     started = time.perf_counter()
-    check_arguments(plan=plan, **{} if model is None else {"model": model})
     device = device_of(config.device)
     if config.tensorboard:
         require_package("tensorboard", "tensorboard=true")
     with ExitStack() as stack:
-        what = f"'{config.model}' with batches of {config.batch_size:,}"
         remedy = "use a smaller batch_size, more micro-batches (accumulate) or recompute=1"
-        stack.enter_context(explained_shortage(what, remedy))
+        stack.enter_context(explained_shortage(f"'{config.model}' with batches of {config.batch_size:,}", remedy))
         stack.enter_context(explained_worker_end())
         processes = stack.enter_context(join_processes(device))
         stop = stack.enter_context(Stop())
@@ -207,7 +210,9 @@ def open_run(
         with processes.shared_errors():
             if folder is not None:
                 stack.enter_context(folder.hold(resume=resume, overwrite=overwrite))
-            as_built = resume and folder is not None and _began_as_built(folder)
+            # Release 0.1 trained a converted model without `plan` as one without a method.
+            begun = resume and folder is not None and folder.config_path.exists()
+            as_built = begun and folder is not None and folder.read_config().method == AS_BUILT
         if not processes.broadcast(as_built) and plan is None and not (model is None or isinstance(model, BaseModel)):
             plan = kept_plan(model)  # of a converted model
         with processes.shared_errors():
@@ -249,7 +254,7 @@ def prepare_training(
     with collector_paused():
         opened = open_data(config) if data is None else as_data(data)
         opened.require_usable()
-        require_room_for_batch(config, opened, device, processes.world)
+        _require_room_for_batch(config, opened, device, processes.world)
         seed_generators(config.seed)
         if plan is not None and model is None:
             raise ValueError("expected `plan` together with the converted model, got a plan alone; pass model= as well")
@@ -269,7 +274,7 @@ def prepare_training(
             remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
             raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
         micro_batch = config.batch_size // config.accumulate // processes.world
-        require_room_for_weights(trained, config, device)
+        _require_room_for_weights(trained, config, device)
         require_room_for_micro_batch(trained, config, opened, device, micro_batch)
         stages: Sequence[Stage] = ()
         if device.type == "cuda" or config.kernels == "stage":
@@ -298,11 +303,6 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     if plan is not None:
         method = config.method if plan.changes is None else getattr(plan.changes, "method", AS_BUILT)
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
-
-
-def _began_as_built(folder: RunFolder) -> bool:
-    """Return whether a run trains a model without a method; release 0.1 did so for a converted one without `plan`."""
-    return folder.config_path.exists() and folder.read_config().method == AS_BUILT
 
 
 def _require_effect(config: TrainConfig, data: Data, *, foreign: bool) -> None:
@@ -372,7 +372,7 @@ def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
 # Room in the memory: a run that does not fit is refused before it fills the memory
 
 
-def require_room_for_batch(config: TrainConfig, data: Data, device: torch.device, world: int) -> None:
+def _require_room_for_batch(config: TrainConfig, data: Data, device: torch.device, world: int) -> None:
     """Raise `ValueError` if the images of a batch do not fit into the memory."""
     if data.kind == "images":
         each = sum(x[0].nbytes for x in data.example(config, 1))
@@ -380,7 +380,7 @@ def require_room_for_batch(config: TrainConfig, data: Data, device: torch.device
         require_memory(batch, config.batch_size // world * each, "use a smaller batch_size", device)
 
 
-def require_room_for_weights(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+def _require_room_for_weights(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
     """Raise `ValueError` if the weights and their optimizer do not fit into the memory."""
     count = sum(parameter.numel() for parameter in model.parameters())
     vectors = 2 + (1 if config.optimizer == "sgd" else 2) + bool(config.ema)  # weights, gradient, optimizer, average

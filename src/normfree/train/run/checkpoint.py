@@ -25,16 +25,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from normfree.checksums import Checksum, has_kinds, parse_json, read_limited
-from normfree.files import (
-    TEMPORARY,
-    explain_os_errors,
-    read_tensors,
-    render_weights,
-    require_plain,
-    sync,
-    temporary_folder,
-)
+from normfree.storage.reading import Checksum, has_kinds, parse_json, read_limited, read_tensors
+from normfree.storage.writing import TEMPORARY, explain_os_errors, render_weights, require_plain, sync, temporary_folder
 from normfree.train.run.run_records import METRICS
 
 T = TypeVar("T")
@@ -380,7 +372,7 @@ def newest_first(run: str | Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint that holds nothing else; it is renamed first, so that half of it is never taken for one."""
+    """Remove a checkpoint, unless it holds other files; it is renamed first, so that nobody reads a part of it."""
     if not all(inside.name == STATE or inside.suffix == ".safetensors" for inside in path.iterdir()):
         return  # with files of the user
     hidden = path.with_name(f"{TEMPORARY}{path.name}")

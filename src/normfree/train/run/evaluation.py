@@ -19,7 +19,7 @@ from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.setup import score
 from normfree.train.run import checkpoint
 from normfree.train.run.loading import load, read_config
-from normfree.train.run.result import Score
+from normfree.train.run.run_records import Score
 from normfree.train.text.generation import Bleu
 
 

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from normfree.checksums import Checksum, has_checksum, parse_json, read_limited, read_sealed_json
 from normfree.conversion.saving import EXAMPLE, PLAN, is_converted, read_record, weights_name
 from normfree.data.images.image_checksums import altered_images
 from normfree.data.images.image_folder import folder_in_order, read_folder
 from normfree.data.text.prepared_folder import MANIFEST, VOCABULARY, open_prepared
-from normfree.files import read_tensors
+from normfree.storage.reading import Checksum, has_checksum, parse_json, read_limited, read_sealed_json, read_tensors
 from normfree.train.run import checkpoint
 from normfree.train.run.loading import load_vocabulary
 from normfree.train.run.run_folder import RunFolder

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from normfree.arguments import check_arguments
-from normfree.checksums import warn_without_checksum
 from normfree.conversion.saving import (
     PLAN,
     Factory,
@@ -32,6 +31,7 @@ from normfree.models.weight_files import SizeLimit
 from normfree.nn.attention import random_words
 from normfree.nn.devices import device_of
 from normfree.nn.scalars import with_dimension
+from normfree.storage.reading import warn_without_checksum
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder

@@ -21,8 +21,12 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
-from normfree.checksums import Checksum, has_checksum, list_checksums, read_limited
-from normfree.files import (
+from normfree.methods.method_registry import FIRST_RELEASE
+from normfree.plan import ResidualPlan
+from normfree.storage.folder_lock import FolderLock
+from normfree.storage.provenance import origin, without_folders
+from normfree.storage.reading import Checksum, has_checksum, list_checksums, read_limited
+from normfree.storage.writing import (
     TEMPORARY,
     atomic_path,
     explain_os_errors,
@@ -31,13 +35,8 @@ from normfree.files import (
     write_sealed_text,
     write_text,
 )
-from normfree.folder_lock import FolderLock
-from normfree.methods.method_registry import FIRST_RELEASE
-from normfree.plan import ResidualPlan
-from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
-from normfree.train.run.result import RunStatus
 from normfree.train.run.run_records import (
     CONFIG,
     LOCK,
@@ -46,6 +45,7 @@ from normfree.train.run.run_records import (
     PROGRESS,
     RESULT,
     SIGNAL,
+    RunStatus,
     check_config,
     read_lines,
     read_result,

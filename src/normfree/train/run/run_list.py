@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from normfree.checksums import parse_json, read_limited
-from normfree.files import from_json_values
-from normfree.folder_lock import is_held
 from normfree.report.page import Card, Page
 from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Column, Link, Rating, Table, compact
 from normfree.report.terminal import duration, percent
+from normfree.storage.folder_lock import is_held
+from normfree.storage.reading import from_json_values, parse_json, read_limited
 from normfree.train.config import TrainConfig
-from normfree.train.run.run_page import REFRESH, perplexity, training_panels
+from normfree.train.run.run_page import REFRESH, WatchedRun, describe_run, perplexity, training_panels, with_state
 from normfree.train.run.run_records import (
     CONFIG,
     LOCK,
@@ -33,12 +32,9 @@ from normfree.train.run.run_records import (
     PAGE,
     PROGRESS,
     RESULT,
-    WatchedRun,
     check_config,
-    describe_run,
     read_last_line,
     read_result,
-    with_state,
 )
 from normfree.train.setting_fields import parse_toml
 

@@ -1,4 +1,4 @@
-"""The verdict, the curves and the page of a run: from plain data, without torch."""
+"""The state, the verdict, the curves and the page of a run: from its records, without torch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from normfree.provenance import without_folders
 from normfree.report.page import Card, Page, Section
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Rating, Table, compact
 from normfree.report.terminal import duration, percent
-from normfree.train.run.result import is_guess
-from normfree.train.run.run_records import WatchedRun
+from normfree.storage.provenance import without_folders
+from normfree.train.run.run_records import is_guess
 
 REFRESH = 5  # seconds after which the page of a run that trains loads itself again
 _SIGNALS = 5  # measurements of the signal on a page, the first and the last among them
@@ -27,6 +27,146 @@ _RATES = {"learning rate": "lr"}
 _STEEP = 30.0  # a loss that changes by more than this factor gets a logarithmic axis
 _POINTS = 2000  # of a curve; the plot has no more columns of pixels
 _SMALL = 0.62  # the width of the learning rate relative to the others
+
+
+# The state
+
+RunState = Literal["starting", "running", "finished", "stopped", "diverged", "unknown", "damaged"]
+"""The state of a run. 'unknown' has not ended, and its lock cannot be read; 'starting' has taken no step yet."""
+
+
+_STATES: dict[str, RunState] = {
+    "finished": "finished",
+    "diverged": "diverged",
+    "interrupted": "stopped",
+}  # by the status of a result
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedRun:
+    """The state and the numbers of a run, from its files; None for those that they lack.
+
+    Attributes:
+        folder: The folder of the run.
+        state: See `RunState`.
+        note: Why the folder is damaged, or which signal stopped the run.
+        model, method, data: The main settings.
+        epochs: The epochs of the whole run.
+        epoch: The epochs done, with a fraction.
+        loss, accuracy: The means of training in the last epoch.
+        validation, test: The loss and the accuracy on these data.
+        bleu: BLEU of the test sentences of a translation.
+        throughput: Images or target tokens per second, the `unit`.
+        classes: The number of classes, or of tokens in the vocabulary; 0 if it is not known.
+        parameters: The number of parameters.
+        seconds: The time of the run so far.
+        left: The seconds that are left.
+        updated: When the run last wrote one of its files, in seconds since 1970.
+    """
+
+    folder: Path
+    state: RunState
+    note: str = ""
+    model: str = ""
+    method: str = ""
+    data: str = ""
+    epochs: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    validation: tuple[float, float] | None = None
+    test: tuple[float, float] | None = None
+    bleu: float | None = None
+    throughput: float | None = None
+    unit: str = "images"
+    classes: int = 0
+    parameters: int | None = None
+    seconds: float | None = None
+    left: float | None = None
+    updated: float = 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process works on the run."""
+        return self.state in ("starting", "running")
+
+
+def describe_run(
+    folder: Path,
+    config: Mapping[str, Any],
+    last: Mapping[str, Any],
+    result: Mapping[str, Any],
+    now: Mapping[str, Any],
+    updated: float,
+) -> WatchedRun:
+    """Describe a run by its records, each of which may be empty; `with_state` adds whether it is running.
+
+    Args:
+        folder: The folder of the run.
+        config: The settings.
+        last: The last line of the metrics.
+        result: The content of result.json.
+        now: The content of progress.json.
+        updated: When the last of these was written.
+    """
+    status = result.get("status")
+    if status in ("finished", "diverged") or _number(now.get("step")) is None:
+        now = {}  # left by a process that was killed at its end
+    unit = "tokens" if "tokens_per_second" in {**result, **last, **now} else "images"
+    known = {**last, **result, **now}  # a later record overrides an earlier one
+    return WatchedRun(
+        folder=folder,
+        state=_STATES.get(str(status), "unknown"),
+        note=f"signal {result['signal']}" if isinstance(result.get("signal"), int) else "",
+        **{name: str(config.get(name, "")) for name in ("model", "method", "data")},
+        epochs=_count(config.get("epochs")),
+        epoch=_number(now.get("epoch", result.get("epochs", last.get("epoch")))),
+        loss=_number(known.get("train_loss")),
+        accuracy=_number(known.get("train_accuracy")),
+        validation=_score(result.get("validation")) if result and not now else _logged(now) or _logged(last),
+        test=_score(result.get("test")),
+        bleu=_number(result["bleu"].get("score")) if result.get("bleu") else None,
+        throughput=_number(known.get(f"{unit}_per_second")),
+        unit=unit,
+        classes=_count(known.get("classes")) or 0,
+        parameters=_count(known.get("parameters")),
+        seconds=_number(known.get("seconds")),
+        left=_number(now.get("seconds_left")),
+        updated=updated,
+    )
+
+
+def with_state(run: WatchedRun, held: bool | None) -> WatchedRun:
+    """Complete the state of a run that has not ended, given whether a process holds its lock."""
+    if run.state not in ("unknown", "stopped"):
+        return run
+    if held:
+        left = None if run.left is None else max(0.0, run.left - (time.time() - run.updated))
+        return replace(run, state="starting" if run.epoch is None else "running", note="", left=left)
+    return replace(run, state="unknown" if held is None else "stopped", left=None)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+
+
+def _number(value: object) -> float | None:
+    """Return a number of a file, which may be forged; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _logged(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    return _score({"loss": record.get("validation_loss"), "accuracy": record.get("validation_accuracy")})
+
+
+def _score(found: object) -> tuple[float, float] | None:
+    values = [_number(found.get(name)) for name in ("loss", "accuracy")] if isinstance(found, dict) else [None]
+    return None if None in values else (values[0], values[1])  # type: ignore[return-value]
 
 
 # The verdict
@@ -71,33 +211,19 @@ def _judged(run: WatchedRun) -> tuple[str, tuple[float, float]]:
 
 
 def write_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> Path | None:
-    """Draw the metrics of a run into a file; return None if there are none yet, or matplotlib is not installed."""
-    if not records:
+    """Draw the metrics of a run into a .png or .svg file; return None without metrics or matplotlib.
+
+    A record may hold only some of the numbers, such as the training loss every few steps and the validation loss at
+    the end of an epoch. Records without an epoch are left out. Accuracies are fractions of 1, drawn in per cent.
+    """
+    if not (panels := training_panels(records)):
         return None
+    widths = [_SMALL if panel.title == "learning rate" else 1.0 for panel in panels]
     try:
-        draw_training_curves(records, path, title)
+        write_plot(panels, path, title=title, columns=3, widths=widths)
     except ImportError:  # a run does not need a picture
         return None
     return path
-
-
-def draw_training_curves(records: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Draw the metrics of a run into a .png or .svg file; accuracies are fractions of 1, drawn in per cent.
-
-    A record may hold only some of the numbers, such as the training loss every few steps and the validation loss at
-    the end of an epoch. Records without an epoch are left out.
-
-    Raises:
-        ValueError: if there is nothing to draw, or the file has another suffix.
-        ImportError: if matplotlib is not installed.
-    """
-    panels = training_panels(records)
-    if not panels:
-        raise ValueError(
-            f"expected records with an 'epoch' and numbers, got none in {len(records)}; train at least once"
-        )
-    widths = [_SMALL if panel.title == "learning rate" else 1.0 for panel in panels]
-    write_plot(panels, path, title=title, columns=3, widths=widths)
 
 
 def training_panels(records: Sequence[Mapping[str, Any]]) -> tuple[Panel, ...]:

@@ -1,4 +1,4 @@
-"""The records of a run, read without torch: its metrics, its result, and its state.
+"""The records of a run, without torch: its progress, its scores and its result, and the files that hold them.
 
 Files may be damaged or forged.
 """
@@ -6,15 +6,28 @@ Files may be damaged or forged.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from normfree.checksums import check_sealed_text, has_kinds, parse_json, read_limited, read_sealed_json, require_regular
-from normfree.files import from_json_values
-from normfree.train.run.result import RunStatus
+from normfree.report.tables import notebook_html
+from normfree.report.terminal import duration, percent
+from normfree.storage.reading import (
+    check_sealed_text,
+    from_json_values,
+    has_kinds,
+    parse_json,
+    read_limited,
+    read_sealed_json,
+    require_regular,
+)
+from normfree.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from normfree.train.text.generation import Bleu
 
 # The files in the folder of a run.
 CONFIG, METRICS, RESULT, PROGRESS, LOCK = "config.toml", "metrics.jsonl", "result.json", "progress.json", "lock"
@@ -23,6 +36,160 @@ _END = 1 << 16  # bytes at the end of the metrics in which the last record is lo
 # The kinds of the values that are read from a result, which may be forged; a number may be "nan".
 _KINDS: dict[str, Any] = {"status": str, "seconds": int | float | str, "config": dict, "files": dict}
 _SCORE_KINDS: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "score"), int | float | str)
+RunStatus = Literal["finished", "interrupted", "diverged"]
+_GUESS = 0.995  # a loss above this share of a random guess's is a guess; a network that learns is soon below it
+
+
+class Score(NamedTuple):
+    """The result of an evaluation.
+
+    Attributes:
+        loss: The mean cross-entropy.
+        accuracy: The share of labels that have the highest score.
+    """
+
+    loss: float
+    accuracy: float
+
+
+def is_guess(loss: float, accuracy: float, classes: int, unit: str) -> bool:
+    """Whether a score is no better than a guess: by its loss, and for images by its accuracy too.
+
+    The accuracy on tokens says little: a model that always predicts the most frequent token is often right.
+    """
+    by_chance = min(2 / classes, 0.1 + 0.9 / classes)  # of two classes 55 %, of ten 19 %
+    return loss > _GUESS * math.log(classes) and (unit == "tokens" or accuracy <= by_chance)
+
+
+class Snapshot(NamedTuple):
+    """The progress of a run.
+
+    Attributes:
+        done: The steps done.
+        total: The steps of the whole run.
+        epoch: The epochs done, with a fraction.
+        loss: The mean training loss of this epoch.
+        accuracy: The mean training accuracy of this epoch.
+        throughput: Images or target tokens per second.
+        unit: The unit of `throughput`, "images" or "tokens".
+        validation: The last score on the validation data; None before the first, and without such data.
+    """
+
+    done: int
+    total: int
+    epoch: float
+    loss: float
+    accuracy: float
+    throughput: float
+    unit: str = "images"
+    validation: Score | None = None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        status: How the run ended: 'finished', 'interrupted' or 'diverged'.
+        config: The effective configuration.
+        model: The model with the weights that were scored, in float32 and evaluation mode.
+        steps: The steps done.
+        epochs: The epochs done, with a fraction.
+        train_loss: The mean training loss of the last epoch.
+        train_accuracy: The mean training accuracy of the last epoch.
+        validation: The last score on the validation data.
+        test: The score on the test data.
+        linear_accuracy: The test accuracy of a linear classifier on the same data, for comparison.
+        parameters: The number of parameters.
+        classes: The number of classes, or of tokens in the vocabulary.
+        seconds: The time of the run, over all processes that resumed it.
+        setup_seconds: The time before the first step of this process.
+        throughput: Images or target tokens per second, in the steps.
+        unit: The unit of `throughput`, "images" or "tokens".
+        bleu: BLEU of the test sentences of a translation; None for other runs.
+        inputs: The text files that the data was prepared from, with their sha256.
+        peak_gib: The peak GPU memory in GiB; None on a CPU.
+        signal: The number of the Unix signal that interrupted the run, such as 15 for SIGTERM; None if none did.
+        command: The command line of the run.
+    """
+
+    status: RunStatus
+    config: TrainConfig
+    model: nn.Module = field(repr=False)
+    steps: int
+    epochs: float
+    train_loss: float | None
+    train_accuracy: float | None
+    validation: Score | None
+    test: Score | None
+    linear_accuracy: float | None
+    parameters: int
+    classes: int
+    seconds: float
+    setup_seconds: float
+    throughput: float
+    unit: str = "images"
+    bleu: Bleu | None = None
+    inputs: Mapping[str, Any] | None = None
+    peak_gib: float | None = None
+    signal: int | None = None
+    command: str | None = None
+
+    def __repr__(self) -> str:
+        from normfree.methods.method_registry import short_spec  # imported here because it loads torch
+
+        score = "" if self.judged is None else f", {self.judged[0]} accuracy {percent(self.judged[1].accuracy)}"
+        run = f"{self.config.model!r}, {short_spec(self.config.method)!r}"
+        epochs = f"{self.epochs:.3g} epoch{'s' * (self.epochs != 1)}"
+        return f"RunResult({run}: {self.status} after {epochs}{score})"
+
+    def _repr_html_(self) -> str:
+        return notebook_html(repr(self), [f"{self.parameters:,} parameters, {duration(self.seconds)}"])
+
+    @property
+    def guess_loss(self) -> float:
+        """The cross-entropy of equal scores for all classes; it does not depend on the labels or their smoothing."""
+        return math.log(self.classes)
+
+    @property
+    def judged(self) -> tuple[str, Score] | None:
+        """The score that says most about the model, with its name: test, else validation, else training.
+
+        The training score is a mean over an epoch; the loss at its start may be far above that at its end.
+        """
+        for name, found in (("test", self.test), ("validation", self.validation)):
+            if found is not None:
+                return name, found
+        if self.train_loss is None or self.train_accuracy is None:
+            return None
+        return "training", Score(self.train_loss, self.train_accuracy)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the model is no better than a guess; see `is_guess`."""
+        if self.classes < 2 or self.judged is None:
+            return False
+        return is_guess(*self.judged[1], self.classes, self.unit)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data, without the model.
+
+        Returns:
+            The fields by name, the scores as dictionaries, and the throughput under 'images_per_second' or
+            'tokens_per_second'.
+        """
+        elsewhere = ("model", "config", "throughput", "unit")
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in elsewhere}
+        for name in ("validation", "test", "bleu"):
+            plain[name] = plain[name] and plain[name]._asdict()
+        for name in ("bleu", "inputs"):
+            if plain[name] is None:
+                del plain[name]
+        plain[f"{self.unit}_per_second"] = self.throughput
+        return {**plain, "seed": self.config.seed, "config": asdict(self.config)}
+
+
+# The files
 
 
 def check_config(path: Path) -> None:
@@ -93,141 +260,3 @@ def read_result(path: Path) -> dict[str, Any]:
     if result.get("status") not in get_args(RunStatus) or not whole:
         raise ValueError(f"expected a result with a status, but '{path}' is damaged; delete it")
     return result
-
-
-RunState = Literal["starting", "running", "finished", "stopped", "diverged", "unknown", "damaged"]
-"""The state of a run. 'unknown' has not ended, and its lock cannot be read; 'starting' has taken no step yet."""
-
-
-_STATES: dict[str, RunState] = {
-    "finished": "finished",
-    "diverged": "diverged",
-    "interrupted": "stopped",
-}  # by the status of a result
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchedRun:
-    """The state and the numbers of a run, from its files; None for those that they lack.
-
-    Attributes:
-        folder: The folder of the run.
-        state: See `RunState`.
-        note: Why the folder is damaged, or which signal stopped the run.
-        model, method, data: The main settings.
-        epochs: The epochs of the whole run.
-        epoch: The epochs done, with a fraction.
-        loss, accuracy: The means of training in the last epoch.
-        validation, test: The loss and the accuracy on these data.
-        bleu: BLEU of the test sentences of a translation.
-        throughput: Images or target tokens per second, the `unit`.
-        classes: The number of classes, or of tokens in the vocabulary; 0 if it is not known.
-        parameters: The number of parameters.
-        seconds: The time of the run so far.
-        left: The seconds that are left.
-        updated: When the run last wrote one of its files, in seconds since 1970.
-    """
-
-    folder: Path
-    state: RunState
-    note: str = ""
-    model: str = ""
-    method: str = ""
-    data: str = ""
-    epochs: int | None = None
-    epoch: float | None = None
-    loss: float | None = None
-    accuracy: float | None = None
-    validation: tuple[float, float] | None = None
-    test: tuple[float, float] | None = None
-    bleu: float | None = None
-    throughput: float | None = None
-    unit: str = "images"
-    classes: int = 0
-    parameters: int | None = None
-    seconds: float | None = None
-    left: float | None = None
-    updated: float = 0.0
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether a process works on the run."""
-        return self.state in ("starting", "running")
-
-
-def describe_run(
-    folder: Path,
-    config: Mapping[str, Any],
-    last: Mapping[str, Any],
-    result: Mapping[str, Any],
-    now: Mapping[str, Any],
-    updated: float,
-) -> WatchedRun:
-    """Describe a run by its records, each of which may be empty; `with_state` adds whether it is running.
-
-    Args:
-        folder: The folder of the run.
-        config: The settings.
-        last: The last line of the metrics.
-        result: The content of result.json.
-        now: The content of progress.json.
-        updated: When the last of these was written.
-    """
-    status = result.get("status")
-    if status in ("finished", "diverged") or _number(now.get("step")) is None:
-        now = {}  # left by a process that was killed at its end
-    unit = "tokens" if "tokens_per_second" in {**result, **last, **now} else "images"
-    known = {**last, **result, **now}  # a later record overrides an earlier one
-    return WatchedRun(
-        folder=folder,
-        state=_STATES.get(str(status), "unknown"),
-        note=f"signal {result['signal']}" if isinstance(result.get("signal"), int) else "",
-        **{name: str(config.get(name, "")) for name in ("model", "method", "data")},
-        epochs=_count(config.get("epochs")),
-        epoch=_number(now.get("epoch", result.get("epochs", last.get("epoch")))),
-        loss=_number(known.get("train_loss")),
-        accuracy=_number(known.get("train_accuracy")),
-        validation=_score(result.get("validation")) if result and not now else _logged(now) or _logged(last),
-        test=_score(result.get("test")),
-        bleu=_number(result["bleu"].get("score")) if result.get("bleu") else None,
-        throughput=_number(known.get(f"{unit}_per_second")),
-        unit=unit,
-        classes=_count(known.get("classes")) or 0,
-        parameters=_count(known.get("parameters")),
-        seconds=_number(known.get("seconds")),
-        left=_number(now.get("seconds_left")),
-        updated=updated,
-    )
-
-
-def with_state(run: WatchedRun, held: bool | None) -> WatchedRun:
-    """Complete the state of a run that has not ended, given whether a process holds its lock."""
-    if run.state not in ("unknown", "stopped"):
-        return run
-    if held:
-        left = None if run.left is None else max(0.0, run.left - (time.time() - run.updated))
-        return replace(run, state="starting" if run.epoch is None else "running", note="", left=left)
-    return replace(run, state="unknown" if held is None else "stopped", left=None)
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
-
-
-def _number(value: object) -> float | None:
-    """Return a number of a file, which may be forged; None if it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _logged(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    return _score({"loss": record.get("validation_loss"), "accuracy": record.get("validation_accuracy")})
-
-
-def _score(found: object) -> tuple[float, float] | None:
-    values = [_number(found.get(name)) for name in ("loss", "accuracy")] if isinstance(found, dict) else [None]
-    return None if None in values else (values[0], values[1])  # type: ignore[return-value]

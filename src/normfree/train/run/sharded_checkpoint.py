@@ -10,9 +10,9 @@ number of processes can load them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,13 +29,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from normfree.checksums import Checksum
-from normfree.train.engine.distributed import explained_disconnection
+from normfree.storage.reading import Checksum
+from normfree.train.engine.distributed import Processes, explained_disconnection
 from normfree.train.run import checkpoint
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _MODEL, _OPTIMIZER = "model.", "optimizer."
-T = TypeVar("T")
 
 
 def save_sharded(
@@ -69,28 +68,27 @@ def save_sharded(
 def _save(
     run: Path, model: nn.Module, state: Mapping[str, Any], optimizer: torch.optim.Optimizer | None, keep: int
 ) -> Path:
+    processes = _processes()
     tensors, plain = _parts(model, optimizer)
-    announced = False
+    told: str | None = None  # the folder that the other processes were told to write into
 
     def write(folder: Path) -> dict[str, str]:
-        nonlocal announced
-        announced = _share(str(folder)) is not None
+        nonlocal told
+        told = processes.broadcast(str(folder))
         _write(tensors, folder)
         return {path.name: Checksum.of(path).sha256 for path in sorted(folder.glob("*.safetensors"))}
 
-    if dist.get_rank():
-        if (folder := _share(None)) is not None:
+    saved = None
+    with processes.shared_errors():
+        if processes.first:
+            try:
+                saved = checkpoint.publish(run, {**state, "optimizer": plain}, write, keep=keep)
+            finally:
+                if told is None:
+                    processes.broadcast(None)  # the others do not write either
+        elif (folder := processes.broadcast(None)) is not None:
             _write(tensors, Path(folder))
-        return Path(_on_first(lambda: ""))
-
-    def publish() -> str:
-        try:
-            return str(checkpoint.publish(run, {**state, "optimizer": plain}, write, keep=keep))
-        finally:
-            if not announced:
-                _share(None)  # the others do not write either
-
-    return Path(_on_first(publish))
+    return Path(str(processes.broadcast(saved)))
 
 
 def load_sharded_(
@@ -111,7 +109,11 @@ def load_sharded_(
         ConnectionError: If another process ended.
     """
     with explained_disconnection(dist.get_world_size()):
-        folder, state = _on_first(lambda: checkpoint.first_intact(run, _verify_shards))
+        processes, found = _processes(), None
+        with processes.shared_errors():
+            if processes.first:
+                found = checkpoint.first_intact(run, _verify_shards)
+        folder, state = processes.broadcast(found)  # type: ignore[misc]  # of the first process
         tensors, _ = _parts(model, optimizer)
         _load(tensors, folder)
         set_model_state_dict(model, _named(tensors, _MODEL))
@@ -172,22 +174,5 @@ def _write(tensors: dict[str, Tensor], folder: Path) -> None:
             raise ValueError(f"could not write the shards in '{folder}': {str(error).splitlines()[-1]}") from error
 
 
-def _share(value: T | None) -> T | None:
-    """Return the value that the first process passes."""
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
-
-
-def _on_first(work: Callable[[], T]) -> T:
-    """Call a function in the first process, and return its value, or raise its error, in all."""
-    found: tuple[T | None, str | None] = (None, None)
-    if not dist.get_rank():
-        try:
-            found = (work(), None)
-        except (ValueError, OSError) as error:
-            found = (None, str(error))
-    value, error_text = _share(found) or (None, None)
-    if error_text is not None:
-        raise ValueError(error_text)
-    return value  # type: ignore[return-value]
+def _processes() -> Processes:
+    return Processes(dist.get_rank(), dist.get_world_size())

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from normfree.data.text.pair_batches import PairBatches
 from normfree.data.text.prepared_folder import VOCABULARY, Prepared, open_prepared
 from normfree.data.text.text_batches import TextBatches
-from normfree.files import explain_os_errors, write_bytes
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.transformer import Transformer
 from normfree.nn.attention import PAD
 from normfree.plan import ResidualPlan
+from normfree.storage.writing import explain_os_errors, write_bytes
 from normfree.train.config import TrainConfig
 from normfree.train.engine.data_interface import PAIRS, TEXT, Data, EvalBatches, Inputs, try_model
 from normfree.train.engine.distributed import Processes

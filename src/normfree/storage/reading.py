@@ -1,11 +1,11 @@
-"""Read stored files, which may be damaged or forged: every file has a checksum, and no file can fill the memory.
+"""Read stored files, which may be damaged or forged.
 
-    write_sealed_json(path, record)         # of `normfree.files`
-    record = read_sealed_json(path, "a result", "run it again")
+    record = read_sealed_json(path, "a result", "run it again")  # what `write_sealed_json` wrote
 
-A JSON file that normfree writes has the sha256 of its own content as its last entry, a TOML file as its last comment.
-The JSON file also lists the size and sha256 of files beside it that cannot carry their own (`Checksum.to_json`).
-Files of earlier releases have no checksum (`has_checksum`); configurations and plans are then read with a warning.
+A sealed file has a checksum of its own content: a JSON file as its last entry, a TOML file as its last comment. A
+sealed JSON file also lists the checksums of the files beside it that cannot carry their own. Files of earlier releases
+have none (`has_checksum`); configurations and plans are then read with a warning. `read_limited`, `parse_json` and
+`has_kinds` keep a forged file from filling the memory or causing an error later.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import hashlib
 import io
 import json
 import logging
+import math
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KEY = "sha256"
 _log = logging.getLogger("normfree")
@@ -28,6 +32,8 @@ _SEAL = re.compile(rb"# sha256 ([0-9a-f]{64})\n\Z")
 # Limits of a JSON or TOML file, so that a forged one cannot fill the memory or the stack. The plan of 10,000 layers
 # has 17 MB and a million values.
 _LARGEST, _MOST_VALUES, _DEEPEST = 64 << 20, 4_000_000, 100
+_LARGEST_HEADER = 32 << 20  # bytes in a safetensors file; 10,000 layers need 8 MB
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +214,40 @@ def has_kinds(record: Any, kinds: Mapping[str, Any]) -> bool:
     False
     """
     return isinstance(record, dict) and all(isinstance(record[key], kinds[key]) for key in kinds.keys() & record.keys())
+
+
+def from_json_values(value: Any, texts: Collection[str] = ()) -> Any:
+    """The inverse of `to_json_values`: "nan", "inf" and "-inf" become floats, except under the keys in `texts`."""
+    if isinstance(value, Mapping):
+        return {key: item if key in texts else from_json_values(item, texts) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_json_values(item, texts) for item in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file, which may be damaged or forged; its pages are read when they are used.
+
+    Raises:
+        ValueError: If it is damaged, or its header is larger than that of any network.
+        OSError: If there is no file, or it cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    require_regular(path)
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > _LARGEST_HEADER:
+        raise ValueError(f"expected a safetensors file, but '{path}' is damaged: its header has {header:,} bytes")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"expected a safetensors file, but '{path}' is damaged: {error}") from error
+    except TypeError as error:  # of torch, for a size beyond 64 bits
+        raise ValueError(f"expected a safetensors file, but '{path}' is damaged: it has an impossible size") from error
+    except (RuntimeError, MemoryError) as error:  # of torch, which maps the file into memory
+        raise OSError(f"could not read '{path}': {str(error).partition(chr(10))[0]}; check disk and memory") from error
 
 
 def _digest(content: bytes | Path, kind: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from normfree import folder_lock
-from normfree.folder_lock import FolderLock, is_held
+from normfree.storage import folder_lock
+from normfree.storage.folder_lock import FolderLock, is_held
 
 
 def test_lock_is_held_inside_and_free_outside(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_folders_without_a_file_are_removed_with_the_lock(tmp_path: Path) -> Non
 def test_process_that_waits_for_a_lock_that_is_removed_gets_one_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("normfree.folder_lock._PATIENCE", 10)
+    monkeypatch.setattr("normfree.storage.folder_lock._PATIENCE", 10)
     (tmp_path / "shared").mkdir()
     first, second = FolderLock(tmp_path / "shared"), FolderLock(tmp_path / "shared")
     entered: list[bool] = []

@@ -15,23 +15,22 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normfree.checksums import KEY, digest_of, require_regular
+from normfree.storage.reading import KEY, digest_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPORARY = ".tmp-"  # the prefix of unfinished files and folders; a killed process leaves them behind
-_LARGEST_HEADER = 32 << 20  # bytes in a safetensors file; 10,000 layers need 8 MB
 OPEN_FILES = "/proc/self/fd"  # where Linux has paths of the files and folders that this process has open
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _REMEDIES = {
     errno.ENOSPC: "free some room on the disk",
     errno.EDQUOT: "free some room below your quota",
@@ -49,8 +48,9 @@ _REMEDIES = {
 def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and move it to `path` at the end.
 
-    If anything inside raises, the temporary file is removed and `path` stays as it was. A file that need not survive a
-    power failure is not `durable`: it is not synced to the disk, which may take long.
+    If anything inside raises, the temporary file is removed and `path` stays as it was. A file that is replaced passes
+    its permissions on. A file that need not survive a power failure is not `durable`: it is not synced to the disk,
+    which may take long.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(4)}{path.suffix}"
@@ -60,6 +60,8 @@ def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
         yield temporary
         if durable:
             sync(temporary)  # otherwise a power failure could leave the new name without the content
+        if path.is_file():
+            temporary.chmod(path.stat().st_mode & 0o777)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -145,6 +147,11 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def plain_name(words: str) -> str:
+    """Return a text as part of the name of a folder: other characters than letters, digits, '.' and '_' become '-'."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", words)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically; missing folders are created."""
     with atomic_path(path) as temporary:
@@ -190,15 +197,6 @@ def to_json_values(value: Any) -> Any:
     return [to_json_values(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def from_json_values(value: Any, texts: Collection[str] = ()) -> Any:
-    """The inverse of `to_json_values`: "nan", "inf" and "-inf" become floats, except under the keys in `texts`."""
-    if isinstance(value, Mapping):
-        return {key: item if key in texts else from_json_values(item, texts) for key, item in value.items()}
-    if isinstance(value, list):
-        return [from_json_values(item, texts) for item in value]
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-
-
 def require_plain(value: Any, where: str) -> None:
     """Raise `ValueError` if data at a place is not plain, so that JSON would not give it back."""
     if isinstance(value, dict):
@@ -239,31 +237,6 @@ def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
     except (KeyError, SafetensorError) as error:
         kinds = ", ".join(sorted({str(tensor.dtype) for tensor in copies.values()}))
         raise ValueError(f"expected tensors that safetensors can hold, got {kinds}: {error}") from error
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file, which may be damaged or forged; its pages are read when they are used.
-
-    Raises:
-        ValueError: If it is damaged, or its header is larger than that of any network.
-        OSError: If there is no file, or it cannot be read.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    require_regular(path)
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    if header > _LARGEST_HEADER:
-        raise ValueError(f"expected a safetensors file, but '{path}' is damaged: its header has {header:,} bytes")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"expected a safetensors file, but '{path}' is damaged: {error}") from error
-    except TypeError as error:  # of torch, for a size beyond 64 bits
-        raise ValueError(f"expected a safetensors file, but '{path}' is damaged: it has an impossible size") from error
-    except (RuntimeError, MemoryError) as error:  # of torch, which maps the file into memory
-        raise OSError(f"could not read '{path}': {str(error).partition(chr(10))[0]}; check disk and memory") from error
 
 
 @contextmanager

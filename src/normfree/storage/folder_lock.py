@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from normfree.files import OPEN_FILES, explain_os_errors
+from normfree.storage.writing import OPEN_FILES, explain_os_errors
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _LONGEST = 20  # digits of the number of a process, the content of a lock
@@ -25,8 +25,8 @@ _PATIENCE = 0.3  # seconds to wait for the lock, which `is_held` shares for micr
 def is_held(folder: Path) -> bool | None:
     """Whether a process holds the lock of a folder, on this machine or another one; None if that is not known.
 
-    Only the lock itself can say so: a number of a process may belong to another one by now. The question takes a shared
-    lock for an instant, which `hold` waits for, and writes nothing.
+    Only the lock itself can tell, because the number of a process may belong to another one by now. The check takes a
+    shared lock for an instant and writes nothing; `hold` waits that long.
     """
     try:
         import fcntl  # not on Windows

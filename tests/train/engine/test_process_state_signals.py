@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import normfree
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 
 WAITS = """
 import sys, time
-from normfree.train.engine.stop_signals import Stop
+from normfree.train.engine.process_state import Stop
 with Stop() as stop:
     print("ready", flush=True)
     while not stop.requested:

@@ -11,8 +11,8 @@ from torch import nn
 
 from normfree.train import RunFolder, RunResult, TrainConfig
 from normfree.train.run import run_page as curves
-from normfree.train.run.result import Score
 from normfree.train.run.run_page import write_curves
+from normfree.train.run.run_records import Score
 
 FINISHED = RunResult(
     status="finished",
@@ -89,8 +89,8 @@ def test_picture_is_drawn_where_there_is_something_to_draw(tmp_path: Path) -> No
 
 
 def test_run_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any) -> None:
+    def missing(*_: Any, **__: Any) -> None:
         raise ImportError("no matplotlib")
 
-    monkeypatch.setattr(curves, "draw_training_curves", missing)
+    monkeypatch.setattr(curves, "write_plot", missing)
     assert write_curves(logged(tmp_path).read_metrics(), "x", tmp_path / "curves.png") is None

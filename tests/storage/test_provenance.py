@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from normfree import __version__, provenance
-from normfree.provenance import commit, hardware, versions
+from normfree import __version__
+from normfree.storage import provenance
+from normfree.storage.provenance import commit, hardware, versions
 
 
 def test_commit_is_that_of_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -20,7 +21,7 @@ def test_commit_is_that_of_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path:
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    monkeypatch.setattr(provenance, "__file__", str(package / "storage" / "provenance.py"))
     assert commit() == "none"  # no repository
     git("init", "-q")
     assert commit() == "none"  # a repository that does not hold the package
@@ -36,7 +37,7 @@ def test_commit_is_that_of_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_commit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NORMFREE_COMMIT", "0123abcd")
     assert commit() == "0123abcd"  # though there is a repository
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "storage" / "provenance.py"))
     assert commit() == "0123abcd"
 
 

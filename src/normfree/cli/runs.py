@@ -1,24 +1,34 @@
-"""`normfree watch`: show running and finished runs."""
+"""`normfree watch`, `normfree evaluate` and `normfree check`: show, score and verify stored runs."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import print_json, require_either, require_output
-from normfree.report import open_console, print_table
+from normfree.cli.options import (
+    DEVICE,
+    AsJson,
+    Plugins,
+    Trust,
+    load_plugins,
+    print_json,
+    require_either,
+    require_output,
+)
+from normfree.report import Column, Table, open_console, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from normfree.report.page import Page
     from normfree.train.run.run_list import RunList
-    from normfree.train.run.run_records import WatchedRun
+    from normfree.train.run.run_page import WatchedRun
 
 _PAGE_SECONDS = 10.0  # between two writings of the page
 
@@ -133,8 +143,8 @@ def _remarks(found: list[WatchedRun], runs: RunList) -> list[str]:
 
 
 def _write_page(found: list[WatchedRun], path: Path) -> None:
-    from normfree.files import explain_os_errors
     from normfree.report.page import write_page
+    from normfree.storage.writing import explain_os_errors
 
     with explain_os_errors("the page", path):
         write_page(_page(found, path), path)
@@ -151,3 +161,67 @@ def _page(found: list[WatchedRun], path: Path) -> Page:
         except (ValueError, OSError):  # damaged since, or without metrics so far
             continue
     return runs_page(found, run_names([run.folder for run in found]), curves, path.absolute().parent)
+
+
+def evaluate_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    device: Annotated[str, DEVICE] = "auto",
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data, if it moved.")
+    ] = None,
+    as_json: AsJson = False,
+    plugin: Plugins = None,
+    trust: Trust = False,
+) -> None:
+    """Score the model of a run on its test data.
+
+    For example: normfree evaluate runs/fashion
+    """
+    load_plugins(plugin)
+    from normfree.report.terminal import percent, progress
+    from normfree.train import evaluate, evaluate_translation, read_config
+
+    config = read_config(run)
+    with progress(config.model) as update:
+        found = evaluate(
+            run, device=device, data_dir=data_dir, progress=lambda done: update(done, None, "batches"), trust=trust
+        )
+    with progress("translating") as update:
+        translated = evaluate_translation(
+            run, device=device, data_dir=data_dir, progress=lambda done, total: update(done, total, "sentences")
+        )
+    if as_json:
+        print_json(found._asdict() | ({} if translated is None else {"bleu": translated._asdict()}))
+        return
+    what = f"{config.model} ({config.method}) on {config.data}"
+    typer.echo(f"{what}: accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}")
+    if translated is not None:
+        typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
+
+
+def check_folders(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Runs, converted models or data folders.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare the files of stored folders with their checksums: runs, converted models, prepared text and images.
+
+    The exit status is 0 if every file is whole or was written by an earlier release without a checksum, and 1 if one is
+    damaged. No code of a folder runs.
+
+    For example: normfree check runs/fashion
+    """
+    from normfree.train.run.folder_check import verify_folder
+
+    found = [(folder, *verify_folder(folder)) for folder in folders]
+    if as_json:
+        print_json(
+            [{"folder": str(path), "kind": kind, "files": list(map(asdict, files))} for path, kind, files in found]
+        )
+    else:
+        columns = (Column("file", style="cyan"), Column("state"), Column("reason"))
+        for folder, kind, files in found:
+            rows = tuple((file.name, file.state, file.why) for file in files)
+            counts = ", ".join(f"{count} {state}" for state, count in Counter(file.state for file in files).items())
+            print_table(Table(f"{kind} in {folder}", columns, rows, caption=f"{counts}."))
+    if any(file.state == "damaged" for _, _, files in found for file in files):
+        raise typer.Exit(1)

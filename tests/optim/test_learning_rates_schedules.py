@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from normfree.optim.schedules import Schedule
+from normfree.optim.learning_rates import Schedule
 
 STEPS, EPOCHS = 7, 12
 TOTAL = STEPS * EPOCHS

@@ -34,7 +34,7 @@ def commit() -> str:
     """
     if given := os.environ.get("NORMFREE_COMMIT"):
         return given
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", *arguments]  # a lock would keep someone from committing meanwhile

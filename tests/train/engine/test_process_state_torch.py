@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import normfree
-from normfree.train.engine.torch_runtime import objects_frozen, searches_algorithms, seeded_generators
+from normfree.train.engine.process_state import objects_frozen, searches_algorithms, seeded_generators
 
 
 def test_draws_depend_on_the_numbers_alone_and_leave_the_generator_as_it_was() -> None:

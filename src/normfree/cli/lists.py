@@ -1,4 +1,4 @@
-"""`normfree methods`: list the methods, or explain some of them."""
+"""`normfree methods` and `normfree models`: list what can be built and trained."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from normfree.cli.completion import complete_method
-from normfree.cli.options import Plugins, load_plugins, print_json
+from normfree.cli.options import AsJson, Plugins, load_plugins, print_json
 from normfree.report import Column, Table, print_table
 
 
@@ -20,7 +20,7 @@ def list_methods(
             autocompletion=complete_method,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+    as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
     """List the methods: how each scales a residual sum and initializes its weights.
@@ -49,3 +49,19 @@ def list_methods(
             caption=f"{len(rows)} methods. Options follow the name: hanin:r=0.8. normfree methods NAME explains one.",
         )
     )
+
+
+def list_models(
+    as_json: AsJson = False,
+) -> None:
+    """List the model families and how their names are formed."""
+    from normfree.models import catalog
+
+    families = catalog()
+    if as_json:
+        print_json([family.to_json() for family in families])
+        return
+    names = ("name", "description", "for example", "form", "skip", "paper")
+    columns = tuple(Column(name, style="cyan" if name == "name" else None) for name in names)
+    rows = tuple((f.pattern, f.summary, ", ".join(f.examples), f.form, f.skip, f.paper) for f in families)
+    print_table(Table("Models", columns, rows))

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from normfree import files
-from normfree.files import (
+from normfree.storage import writing
+from normfree.storage.reading import from_json_values
+from normfree.storage.writing import (
     atomic_folder,
     atomic_path,
     explain_os_errors,
-    from_json_values,
     made_folder,
     to_json_values,
     write_bytes,
@@ -96,12 +96,12 @@ def test_interrupted_folder_leaves_the_earlier_one(tmp_path: Path, monkeypatch: 
     replace = Path.replace
 
     def refuse(self: Path, target: Path) -> Path:
-        if target == folder and self.name.startswith(f"{files.TEMPORARY}one-"):
+        if target == folder and self.name.startswith(f"{writing.TEMPORARY}one-"):
             raise OSError(errno.EIO, "no renaming")
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", refuse)
-    monkeypatch.setattr(files, "_exchange", lambda *_: False)  # a file system that cannot exchange names
+    monkeypatch.setattr(writing, "_exchange", lambda *_: False)  # a file system that cannot exchange names
     with pytest.raises(OSError, match="no renaming"), atomic_folder(folder) as temporary:
         (temporary / "file").write_text("after")
     assert (folder / "file").read_text() == "before"
@@ -116,7 +116,7 @@ def test_files_of_a_folder_reach_the_disk_before_its_name(tmp_path: Path, monkey
         events.append("name")
         return replace(self, target)
 
-    monkeypatch.setattr(files, "sync", lambda path: events.append("folder" if path.is_dir() else "file"))
+    monkeypatch.setattr(writing, "sync", lambda path: events.append("folder" if path.is_dir() else "file"))
     monkeypatch.setattr(Path, "replace", note_replace)
     with atomic_folder(tmp_path / "one") as temporary:
         (temporary / "a").touch()
@@ -188,7 +188,7 @@ def test_folder_that_cannot_be_synced_is_no_obstacle(tmp_path: Path, monkeypatch
         raise OSError(errno.EINVAL, "no sync here")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    files.sync(tmp_path)
+    writing.sync(tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges two names")
@@ -202,7 +202,7 @@ def test_folder_is_never_missing_while_it_is_replaced(tmp_path: Path, monkeypatc
         assert (folder / "file").read_text() == "after"
         removed.append((path / "file").read_text())
 
-    monkeypatch.setattr(files.shutil, "rmtree", remove)
+    monkeypatch.setattr(writing.shutil, "rmtree", remove)
     monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("two renames leave a moment without the folder"))
     with atomic_folder(folder) as temporary:
         (temporary / "file").write_text("after")
@@ -213,7 +213,7 @@ def test_folder_is_never_missing_while_it_is_replaced(tmp_path: Path, monkeypatc
 def test_files_are_as_private_as_the_umask_says(tmp_path: Path, mask: int, file: int, directory: int) -> None:
     before = os.umask(mask)
     try:
-        files.write_text(tmp_path / "one", "text")
+        writing.write_text(tmp_path / "one", "text")
         with atomic_folder(tmp_path / "folder") as temporary:
             (temporary / "two").write_text("text")
     finally:

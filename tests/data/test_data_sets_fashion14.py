@@ -9,14 +9,14 @@ import torch
 from scipy.optimize import minimize
 
 from embedded_images import fit_linear, linear_accuracy, pack
-from normfree.data import ImageSet, Split, built_in_sets, get, image_set, load
-from normfree.data.built_in_sets import ASSET
+from normfree.data import ImageSet, Split, data_sets, get, image_set, load
+from normfree.data.data_sets import ASSET
 from normfree.data.download.catalog import FASHION_CLASSES
 
 
 def test_fashion14_file_is_one_small_file_with_its_notice() -> None:
     assert ASSET.stat().st_size < 1_500_000
-    assert hashlib.sha256(ASSET.read_bytes()).hexdigest() == built_in_sets._ASSET_CHECKSUM.sha256
+    assert hashlib.sha256(ASSET.read_bytes()).hexdigest() == data_sets._ASSET_CHECKSUM.sha256
     notice = ASSET.with_name("fashion14.LICENSE.txt").read_text(encoding="utf-8")
     assert "Zalando" in notice
     assert "MIT" in notice
@@ -80,7 +80,7 @@ def test_fashion14_file_that_is_altered_is_refused(tmp_path: Path, monkeypatch: 
     content = bytearray(ASSET.read_bytes())
     content[12345] ^= 1
     (tmp_path / "fashion14.bin").write_bytes(content)
-    monkeypatch.setattr(built_in_sets, "ASSET", tmp_path / "fashion14.bin")
+    monkeypatch.setattr(data_sets, "ASSET", tmp_path / "fashion14.bin")
     with pytest.raises(ValueError, match=r"'fashion14\.bin'.*altered.*install normfree again"):
         load("fashion14")
 
@@ -91,7 +91,7 @@ def test_fashion14_needs_no_fetching(tmp_path: Path) -> None:
 
 
 def test_linear_accuracy_of_fashion14() -> None:
-    assert linear_accuracy(load("fashion14")) == pytest.approx(built_in_sets.LINEAR_ACCURACY["fashion14"], abs=0.003)
+    assert linear_accuracy(load("fashion14")) == pytest.approx(data_sets.LINEAR_ACCURACY["fashion14"], abs=0.003)
 
 
 def blobs(count: int, seed: int) -> Split:

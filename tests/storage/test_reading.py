@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from normfree.checksums import (
+from normfree.storage.reading import (
     Checksum,
     check_sealed_text,
     has_checksum,
@@ -16,7 +16,7 @@ from normfree.checksums import (
     read_sealed_json,
     warn_without_checksum,
 )
-from normfree.files import write_sealed_json, write_sealed_text
+from normfree.storage.writing import write_sealed_json, write_sealed_text
 
 RECORD: dict[str, Any] = {"status": "finished", "loss": 0.1, "steps": [1, 2], "none": None, "name": "größer \udcff"}
 
