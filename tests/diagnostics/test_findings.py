@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from normfree.diagnostics import diagnose
-from normfree.diagnostics.findings import FINDINGS, finding
+from normfree.diagnostics.rules.findings import FINDINGS, finding
 
 TEXT = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
 SECTION = TEXT.partition("## One example per finding")[2].partition("\n## ")[0]
@@ -51,6 +51,8 @@ def test_sound_networks_of_the_definitions_have_no_finding(names: dict[str, Any]
     sound += [f"nn.Sequential(nn.Conv2d(3, 10, 1), {rows}), images, torch.arange(1024) % 10"]
     sound += ["Next(causal=True), words, words.roll(-1, 1), by_token"]
     sound += ["Committee(copies=False), x, y", "net(start=nn.BatchNorm1d(32)), x, y", "net(start=nn.ReLU()), x, y"]
+    sound += ["Mixer(), images", "Latents(1.0), words", "Flow(2.0), x, None, lambda out, _: -out.mean()"]
+    sound += ["net(nn.Softmax(1)), x, y, dice", "net(nn.LogSoftmax(1)), x, y, F.nll_loss"]
     sound += ["Code(), x, x, elbo", "Code(), x, x, lambda out, x: len(x) * elbo(out, x)"]
     sound += ["Recurrent(1.0), torch.randn(16, 30, 32)", "PostNorm(4), torch.randn(16, 8, 32)"]
     for code in sound:
@@ -63,7 +65,7 @@ def test_sound_networks_of_the_definitions_have_no_finding(names: dict[str, Any]
 def test_table_has_every_finding_with_its_severity_and_limit() -> None:
     section = TEXT.partition("## The findings")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", section, flags=re.MULTILINE)[1:]
-    known = [(row.status, row.limit) for row in FINDINGS.values() if row.word != "{change}"]
+    known = [(row.severity, row.limit) for row in FINDINGS.values() if row.word != "{change}"]
     assert [(severity, limit) for _, severity, limit in rows if severity != "---"] == known
 
 

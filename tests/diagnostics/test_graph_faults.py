@@ -52,6 +52,7 @@ UNSCALED = {
     "einsum": lambda _m, h, w: torch.einsum("nd,cd->nc", unit(h), unit(w)),
     "divided": lambda _m, h, w: unit(h) @ unit(w).T / 1.2,
     "before": lambda _m, h, w: (unit(h) * 0.5) @ unit(w).T,
+    "pairs": lambda _m, h, w: unit(h) @ unit(h + w[0]).T,
 }
 SCALED = {
     "fixed scale": lambda _m, h, w: 16 * unit(h) @ unit(w).T,
@@ -63,7 +64,7 @@ SCALED = {
     "one side": lambda _m, h, w: unit(h) @ w.T,
     "normalized features": lambda _m, h, w: F.layer_norm(h, (24,)) @ unit(w).T,
     "bias": lambda m, h, w: F.linear(unit(h), unit(w), m.gains[:, 0]),
-    "pairs": lambda _m, h, w: unit(h) @ unit(h + w[0]).T,
+    "pairs": lambda _m, h, w: 15 * unit(h) @ unit(h + w[0]).T,
 }
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.diagnostics import diagnose
-from normfree.diagnostics.moments import variations
+from normfree.diagnostics.measurement.moments import variations
 
 
 class Rounding(torch.autograd.Function):

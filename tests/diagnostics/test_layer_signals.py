@@ -45,7 +45,7 @@ def test_composed_and_tied_weights_are_listed() -> None:
 def test_gradients_are_reduced_in_portions(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = foreign(Shared), seeded(8, 6)
     expected = propagate(model, x, labels(8, 3))
-    monkeypatch.setattr("normfree.diagnostics.layer_signals.BYTES_AT_ONCE", at_once)
+    monkeypatch.setattr("normfree.diagnostics.measurement.layer_weights.BYTES_AT_ONCE", at_once)
     most = 0
     plain = model.get_parameter("stem.bias")
 

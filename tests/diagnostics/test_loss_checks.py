@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normfree.diagnostics import diagnose
-from normfree.diagnostics.invariants import exchanges
-from normfree.diagnostics.loss_checks import check_loss
+from normfree.diagnostics.measurement.losses import check_loss
+from normfree.diagnostics.passes.invariants import exchanges
 
 
 def picked(p: Tensor, y: Tensor) -> Tensor:

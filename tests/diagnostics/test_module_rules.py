@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fourth_healthy_parts import Averaged, Equilibrium, Flow, Gated, RungeKutta
 from normfree.diagnostics import Diagnosis, diagnose
-from normfree.diagnostics.verdict import _streams
+from normfree.diagnostics.rules.depth_series import _streams
 
 
 def causes(made: Diagnosis) -> list[str]:

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from normfree.diagnostics.moments import channel_moments, concatenate, moments, to_stats
+from normfree.diagnostics.measurement.moments import channel_moments, concatenate, moments, to_stats
 from signal_oracles import (
     measured,
     reduce_as_on_gpu,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.outliers import find_outliers
 from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.rules.outliers import find_outliers
 from normfree.diagnostics.signals import Signal, Stats
 from normfree.diagnostics.verdict import judge
 from normfree.methods import names

@@ -315,7 +315,7 @@ def test_frozen_parameters_do_not_stop_the_signal(frozen: str) -> None:
 
 
 def test_model_without_layers_is_refused() -> None:
-    refuse("expected a network with residual sums or weight layers that are modules, got", nn.ReLU(), torch.randn(4, 4))
+    refuse("expected a network with residual sums or weight layers, got", nn.ReLU(), torch.randn(4, 4))
     refuse("expected a network with residual sums or weight layers", nn.Sequential(nn.Flatten()), torch.randn(4, 4))
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from normfree.diagnostics.moments import MomentStore, channel_moments
+from normfree.diagnostics.measurement.moments import MomentStore, channel_moments
 from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.signals import Signal, Stats
 from normfree.nn.residual import Residual
@@ -342,7 +342,7 @@ def test_signal_is_the_same_on_the_way_of_a_gpu(own_model: bool, at_once: int, m
         reduce(every)
 
     reduce_as_on_gpu(monkeypatch)
-    monkeypatch.setattr("normfree.diagnostics.moments.BYTES_PER_REDUCTION", at_once)
+    monkeypatch.setattr("normfree.diagnostics.measurement.moments.BYTES_PER_REDUCTION", at_once)
     monkeypatch.setattr(MomentStore, "reduce", count)
     found = propagate(model, x, labels(2))
     assert whole(found) == pytest.approx(whole(expected), rel=1e-9, abs=1e-15)
@@ -363,7 +363,7 @@ def test_tensor_is_reduced_once_for_all_that_it_is(monkeypatch: pytest.MonkeyPat
         hooked.append(tensor)
         return register(tensor, call)
 
-    monkeypatch.setattr("normfree.diagnostics.moments.channel_moments", count)
+    monkeypatch.setattr("normfree.diagnostics.measurement.moments.channel_moments", count)
     monkeypatch.setattr(Tensor, "register_hook", hook)
     x = seeded(4, 3, 16, 16)
     propagate(own("resnet20", "he_in", x, form="linear"), x)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.findings import SEVERITY, SignalStatus
-from normfree.diagnostics.growth import Direction
 from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.rules.findings import SEVERITY, SignalStatus
+from normfree.diagnostics.rules.growth import Direction
 from normfree.diagnostics.signals import Signal
 from normfree.diagnostics.verdict import Verdict, judge
 from normfree.methods import names

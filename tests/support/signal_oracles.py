@@ -158,7 +158,7 @@ def leaves(value: Any) -> list[Any]:
 
 def reduce_as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the way of a GPU on the CPU."""
-    monkeypatch.setattr("normfree.diagnostics.moments.launches_are_expensive", lambda _tensor: True)
+    monkeypatch.setattr("normfree.diagnostics.measurement.moments.launches_are_expensive", lambda _tensor: True)
 
 
 def made_up_signal(

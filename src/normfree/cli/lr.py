@@ -158,7 +158,7 @@ def _targets(model: nn.Module, inputs: Any, targets: Any, place: Any, seed: int)
     """Move targets to the device, or draw a label for every position of the model's output."""
     import torch
 
-    from normfree.diagnostics.input_and_loss import first_tensor
+    from normfree.diagnostics.measurement.inputs_and_outputs import first_tensor
     from normfree.models.example_inputs import to_device
     from normfree.nn.model_state import call_arguments, eval_mode
 

@@ -4,18 +4,16 @@
 steps. `coordinate_check` compares widths. `top_eigenvalue`, `measure_updates` and `gradient_bounds` measure quantities
 of the papers.
 
-Read the files of a diagnosis in this order; each calls later ones only:
+Read a diagnosis in this order; each part calls later ones only:
 
-1. `diagnosis`: `diagnose`, the text, the table and the page of its result.
-2. `propagation`: the pass. It sets up what observes the pass: `input_and_loss` (both ends), `loss_checks` (the loss at
-   other outputs), `layer_signals` (weights, their gradients and the modules), `sum_hooks` (residual sums) and
-   `autograd_graph` (functions, with `graph_nodes`). These reduce tensors by `moments` to the numbers of `signals`:
-   a `SumSignal` per sum, a `LayerSignal` per weight layer, and a `Fact` for anything else about one place.
-3. `fault_localization`, only where the pass leaves a question open, and `invariants`, checks of a few samples; both
-   compare passes by `tracing`.
-4. `verdict`: pure functions of the numbers. `module_rules` judges modules and functions, most of them by one table of
-   facts; `rules` judges the signal, `growth` both directions over depth, and `outliers` single blocks. `findings`
-   makes them from the table of `finding_words`.
+1. `diagnosis`: `diagnose`, and the text, the table and the page of its result.
+2. `propagation`: one forward and one backward pass. The files of `measurement/` observe it, and reduce every tensor to
+   the numbers of `signals`: a `SumSignal` per residual sum, a `LayerSignal` per weight layer, and a `Fact` for anything
+   else about one place.
+3. `passes/`: short passes of a few samples, which show what no single pass can, and passes of the whole batch only
+   where something is wrong, to find the module behind it.
+4. `verdict`: pure functions of the numbers. The files of `rules/` judge the growth over depth, single blocks, the
+   signal, the modules and the loss, and fill the rows of the table `rules/findings.toml`.
 """
 
 from normfree.diagnostics.curvature import top_eigenvalue

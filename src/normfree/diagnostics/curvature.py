@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normfree.diagnostics.input_and_loss import cross_entropy
+from normfree.diagnostics.measurement.inputs_and_outputs import cross_entropy
 from normfree.diagnostics.propagation import Loss
 from normfree.nn.model_state import call_arguments, preserve_model_state
 

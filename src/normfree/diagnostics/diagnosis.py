@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from normfree.arguments import check_arguments, check_call
-from normfree.diagnostics.fault_localization import look_again
-from normfree.diagnostics.findings import SEVERITY, SignalStatus
-from normfree.diagnostics.growth import Direction
-from normfree.diagnostics.invariants import check_model
-from normfree.diagnostics.layer_signals import layer_table
-from normfree.diagnostics.module_rules import is_last_of_list
+from normfree.diagnostics.measurement.layer_weights import layer_table
+from normfree.diagnostics.passes.fault_localization import look_again
+from normfree.diagnostics.passes.invariants import check_model
 from normfree.diagnostics.propagation import Loss, propagate
+from normfree.diagnostics.rules.findings import SEVERITY, SignalStatus
+from normfree.diagnostics.rules.growth import Direction
+from normfree.diagnostics.rules.module_rules import is_last_of_list
 from normfree.diagnostics.signals import Signal
 from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.graph import supports_conversion

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.diagnostics.input_and_loss import first_tensor
+from normfree.diagnostics.measurement.inputs_and_outputs import first_tensor
 from normfree.diagnostics.propagation import plan_of
 from normfree.nn.model_state import call_arguments, hooked, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import NORM_TYPES

@@ -11,8 +11,8 @@ from torch import nn
 
 from normfree.arguments import check_arguments, check_call
 from normfree.diagnostics.diagnosis import judge_model
-from normfree.diagnostics.findings import SEVERITY
 from normfree.diagnostics.propagation import Loss, propagate
+from normfree.diagnostics.rules.findings import SEVERITY
 from normfree.diagnostics.verdict import Verdict
 from normfree.errors import unknown_name
 from normfree.nn.model_state import call_arguments

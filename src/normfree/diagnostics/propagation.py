@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,13 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.diagnostics.autograd_graph import GraphReader, overwritten_place
-from normfree.diagnostics.fault_localization import OpenQuestions, with_origin
-from normfree.diagnostics.input_and_loss import (
+from normfree.diagnostics.measurement.autograd_graph import GraphReader, overwritten_place
+from normfree.diagnostics.measurement.inputs_and_outputs import (
     IgnoredInput,
-    binary_targets,
-    broadcasts,
-    check_scores,
     clear_type_errors,
     first_tensor,
     ignored_inputs,
@@ -34,14 +30,15 @@ from normfree.diagnostics.input_and_loss import (
     loss_of,
     output_facts,
     target_facts,
-    unreachable_targets,
     unseen_samples,
     watch_inputs,
 )
-from normfree.diagnostics.layer_signals import LayerWeights, learning_branches, module_facts, parameter_facts
-from normfree.diagnostics.loss_checks import check_loss
+from normfree.diagnostics.measurement.layer_weights import LayerWeights, learning_branches
+from normfree.diagnostics.measurement.losses import broadcasts, check_loss, loss_facts
+from normfree.diagnostics.measurement.module_facts import BlocksWithoutSums, module_facts, parameter_facts, watch_gates
+from normfree.diagnostics.measurement.sum_hooks import MISSING, NoLayersError, SumObserver
+from normfree.diagnostics.passes.fault_localization import OpenQuestions, with_origin
 from normfree.diagnostics.signals import CONSTANT, SURE, Fact, OutputFacts, Signal
-from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
 from normfree.nn.model_state import (
@@ -103,6 +100,8 @@ def propagate(
     """
     try:
         return _measure(model, inputs, targets, plan, loss, generator)
+    except NoLayersError:  # the weights are used by functions
+        return _measure(model, inputs, targets, plan, loss, generator, by_functions=True)
     except RuntimeError as error:  # a model may ask for the gradient of its input, but only if that has none yet
         if "requires_grad flags of leaf" not in str(error):
             raise
@@ -117,8 +116,14 @@ def _measure(
     loss: Loss | None,
     generator: torch.Generator | None,
     watch: bool = True,
+    by_functions: bool = False,
 ) -> Signal:
-    """Measure the signal; `watch` says whether to look for parts of the input that the model ignores."""
+    """Measure the signal.
+
+    Args:
+        watch: Whether to look for parts of the input that the model ignores.
+        by_functions: Whether to measure products with weights in place of modules.
+    """
     reshard_(model.modules())
     parts = parts_of(model)
     args, kwargs = tree_map(_copy_input, call_arguments(inputs))
@@ -127,9 +132,10 @@ def _measure(
         raise ValueError(f"expected a batch of at least one sample, got one of shape {shapes[0]}; pass more")
     with clear_type_errors(parts, (args, kwargs)):
         plan = plan_of(model, args or kwargs, plan, parts)
-    weights = LayerWeights(parts, tuple(plan.layers()))
+    weights = LayerWeights(parts, plan)
     reader = GraphReader(parts)
-    observer = SumObserver(parts.modules, plan)
+    observer = SumObserver(parts.modules, plan, {id(p): n for n, p in parts.parameters.items()} if by_functions else {})
+    blocks = BlocksWithoutSums(parts, plan, observer.labels.values())
     given = input_facts((args, kwargs))  # before the model can write into them
     features: list[Tensor] = []
     read: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -139,14 +145,16 @@ def _measure(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(preserve_model_state(model, parts))
-        stack.enter_context(_unfrozen(parts.parameters.values()))
+        stack.enter_context(weights.unfrozen())
         stack.enter_context(observer.observing())
+        stack.enter_context(blocks.watching())
         seen = {parts.modules[layer]: read[layer] for both in readers.values() for layer in both}
         seen |= {} if zero is None else {zero: features}
         hooks = {module: lambda _m, a, inputs=inputs: inputs.extend(a[:1]) for module, inputs in seen.items()}
         stack.enter_context(hooked(hooks, before=True))
+        gates = stack.enter_context(watch_gates(parts))
         gradients = stack.enter_context(weights.gradient_norms())
-        (args, kwargs), watched = watch_inputs((args, kwargs)) if watch else ((args, kwargs), [])
+        (args, kwargs), watched = watch_inputs((args, kwargs), images=by_functions) if watch else ((args, kwargs), [])
         with clear_type_errors(parts, (args, kwargs)):
             output = model(*args, **kwargs)
         observer.leave_out_head(_tensor_or_none(output))
@@ -162,7 +170,7 @@ def _measure(
         result = None if value is None else next(iter(starts))
         outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
         graph, functions = reader.read(size, result, outputs)
-        functions += [*check_scores(size, targets, graph), *binary_targets(result)]
+        functions += loss_facts(result, outputs, targets, reader.names)
         by_sample = _gradients_by_sample(size if result is not None else None)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
@@ -175,7 +183,7 @@ def _measure(
     observer.moments.reduce()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
     sums = observer.result(learning_branches(parts, plan, gradient_sizes))
-    missing = observer.missing_sums()
+    missing = blocks.found()
     flat = not any(gradient_sizes.values())  # else another output has a gradient
     head = OutputFacts() if size is None else output_facts(size, targets)
     signal = Signal(
@@ -195,12 +203,12 @@ def _measure(
         facts=(
             *parameter_facts(parts, plan.classifier, reader.unknown - {id(w.leaf) for w in watched}),
             *functions,
+            *gates,
             *checks,
             *weights.copies(gradient_sizes),
             *large_targets(output, targets, loss),
         ),
         modules=module_facts(parts),
-        unreachable=unreachable_targets(graph.output, size, targets),
         broadcast=broadcasts(size, targets, graph.loss),
         targets=target_facts(targets),
         **weights.gradient_facts(gradient_sizes),
@@ -210,8 +218,10 @@ def _measure(
         outputs=sum(t.grad_fn is not None for t in outputs),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
-    idle, heads = weights.idle_modules(set(gradients) | (graph.reached if value is None else set()), head.classes)
-    asked = _open_questions(signal, parts, idle, ignored, silent=zero is None)
+    modules, heads = weights.modules_without_gradient(
+        set(gradients) | (graph.reached if value is None else set()), head.classes
+    )
+    asked = _open_questions(signal, parts, modules, ignored, silence_is_fault=zero is None)
     if asked is None:
         return signal
     return with_origin(
@@ -271,18 +281,18 @@ def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
 
 
 def _open_questions(
-    signal: Signal, parts: ModelParts, idle: list[str], ignored: list[IgnoredInput], *, silent: bool
+    signal: Signal, parts: ModelParts, modules: list[str], ignored: list[IgnoredInput], *, silence_is_fault: bool
 ) -> OpenQuestions | None:
-    """What further passes have to find out; None for a sound signal. `silent`: whether a signal of zeros is a fault."""
+    """What further passes have to find out; None for a sound signal. `silence_is_fault`: for a signal of zeros."""
     ended = next((s.name for s in signal.sums if s.level == 0 or (s.layer and s.variation < CONSTANT)), "")
     if signal.unmeasured:
         return OpenQuestions(ended, False, [], [], [])
-    if silent and (signal.head.mean_square == 0 or ended):
-        return OpenQuestions(ended, True, [], idle, [])
+    if silence_is_fault and (signal.head.mean_square == 0 or ended):
+        return OpenQuestions(ended, True, [], modules, [])
     outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
-    still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
-    still = [name for name in still if name in outside][-3:]
-    return OpenQuestions(ended, False, still, idle, ignored) if still or idle or ignored else None
+    layers = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
+    layers = [name for name in layers if name in outside][-3:]
+    return OpenQuestions(ended, False, layers, modules, ignored) if layers or modules or ignored else None
 
 
 def _gradients_by_sample(output: Tensor | None) -> list[Tensor]:
@@ -381,17 +391,3 @@ def _backward(parts: ModelParts, starts: dict[Tensor, Tensor | None]) -> None:
 def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:
     """Draw a gradient with unit variance for a tensor."""
     return torch.randn(tensor.shape, generator=source, device=source.device).to(tensor)
-
-
-@contextmanager
-def _unfrozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let every parameter require a gradient, but for sharded ones."""
-    floats = (p for p in parameters if p.is_floating_point() or p.is_complex())
-    frozen = [p for p in floats if not p.requires_grad and not is_sharded(p)]  # FSDP2 keeps a copy of a sharded one
-    try:
-        for p in frozen:
-            p.requires_grad_(True)
-        yield
-    finally:
-        for p in frozen:
-            p.requires_grad_(False)

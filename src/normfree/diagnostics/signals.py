@@ -35,17 +35,24 @@ class Stats:
 class SumSignal:
     """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut.
 
-    `learns` is true if any weight or multiplier of the branch got a gradient other than zero, or if the branch has
-    none. `around` is the name of the sum whose branch contains this one. In a network without sums, `layer` is true and
-    `sum` is the output of a weight layer; there is no branch and no shortcut. `reads` are the layers whose outputs it
-    reads. `shape` is the shape of the sum. `normalized`: whether a layer was measured behind its normalizer.
-    `variation` is the variance over the batch relative to the second moment, the mean over positions and channels: 0 if
-    all samples are alike. `token_variation` is the same over the second dimension of a tensor with three.
+    In a network without sums, it is the signal at the output of a weight layer, without a branch and a shortcut.
 
-    `level` is the size of the forward signal: the variance of a sum, the second moment of a layer's output. In a deep
-    ReLU network all samples become alike, so that the variance over them falls although the signal is preserved.
-    Shortcuts prevent that. `gradient_level` is the size of the gradient: its variance at a sum, its squared norm per
-    sample at a layer. The norm does not change with the resolution, which differs from layer to layer without blocks.
+    Attributes:
+        learns: Whether a weight or multiplier of the branch got a gradient other than zero, or the branch has none.
+        around: The sum whose branch contains this one.
+        layer: Whether this is the output of a weight layer.
+        reads: The layers whose outputs it reads.
+        read_by_output: Whether the output of the network reads it directly.
+        shape: The shape of the sum.
+        normalized: Whether a layer was measured behind its normalizer.
+        variation: The variance over the batch relative to the second moment, the mean over positions and channels: 0
+            if all samples are alike.
+        token_variation: The same over the second dimension of a tensor with three.
+        level: The size of the forward signal: the variance of a sum, the second moment of a layer's output. In a deep
+            ReLU network all samples become alike, so that the variance over them falls although the signal is
+            preserved. Shortcuts prevent that.
+        gradient_level: The size of the gradient: its variance at a sum, its squared norm per sample at a layer. The
+            norm does not change with the resolution, which differs from layer to layer without blocks.
     """
 
     name: str
@@ -61,6 +68,7 @@ class SumSignal:
     around: str | None = None
     layer: bool = False
     reads: tuple[str, ...] = ()
+    read_by_output: bool = False
     shape: tuple[int, ...] = ()
     normalized: bool = False
     variation: float = field(default=1.0, compare=False)
@@ -170,20 +178,22 @@ class OutputFacts:
 class Fact:
     """Something about one place of a model.
 
-    A fact whose kind is the word of a finding, in `finding_words.py`, is a fault: something that holds for every sound
-    model does not hold for this one. `FACT_RULES` in `module_rules.py` lists the other kinds that are a fault if their
-    value is in a certain range.
+    A fact whose kind is the word of a finding, in `rules/findings.toml`, is a fault: something that holds for every
+    sound model does not hold for this one. The table also has the ranges in which the values of other kinds are faults.
 
     Attributes:
         kind: The word of a finding, or 'bias' and 'largest bias' of the classifier, 'dropout', 'embedding', 'gate',
-            'noise', 'read', 'recurrence', 'scale', 'openness' for a function that can be saturated, or 'variation ends'
-            for the first module from which on the signal is the same for all samples.
+            'noise', 'overflow', 'read', 'recurrence', 'scale', 'openness' for a function that can be saturated,
+            'even attention' for one whose weights are equal, 'bounded logits', 'no softmax', 'wrong axis of classes'
+            and 'targets out of range' for a loss that does not fit the output, 'targets unused' for a loss of the
+            output alone, or 'variation ends' for the first module from which on all samples are the same.
         place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
         detail: A name or a few words, such as the function or the gate.
         value: The number: a root mean square (bias, embedding, read, scale), a probability (dropout), the mean of a
-            gate at its biases (gate), the largest eigenvalue (recurrence), the squared difference of two passes over
+            gate at its biases (gate), the largest eigenvalue (recurrence), the difference of two passes over
             that of two samples (noise), or the mean square of the derivative relative to the largest one (openness).
-        mean: The mean of the output of a function or of the gains of a normalizer, or what is read over its deviation.
+        mean: The mean of the output of a function or of the gains of a normalizer, what is read over its deviation, or
+            a second number.
     """
 
     kind: str
@@ -279,18 +289,18 @@ class Signal:
             'the loss'; '' if there is none.
         origin_kind: The class of that module.
         origin_function: The function that made the numbers that are not finite, '' if it is not known.
-        cut: The last layers outside of branches that change the output although they get no gradient.
+        origin_reads: What that function read: a layer, or a function behind one.
+        cut_layers: The last layers outside of branches that change the output although they get no gradient.
         half: Whether the network computes in float16.
         normalized: Whether there is a normalizer for at least every second weight layer.
         graph: The functions of the forward pass.
-        unreachable: The fraction of the targets that the last function of the network cannot return.
         broadcast: Whether output and targets differ in shape, so that the loss compares every sample with every other.
         targets: The targets, if they are a tensor.
         zero_loss: The loss of an output of zeros, NaN if it is not known.
         modules: The innermost modules, and those that stand in a list twice.
         steps: The length of the input's second dimension.
-        frozen_in_use: Whether every parameter with a gradient is frozen.
-        idle: The modules with a parameter that requires a gradient, if all parameters with one are frozen.
+        only_frozen_used: Whether every parameter with a gradient is frozen.
+        unreached: The modules with a parameter that requires a gradient, if only frozen ones get one.
         facts: The facts about single places, and the checks that failed.
         loss_cut: Whether the loss has no gradient at all, or one of zero at the output.
         unused: The modules that take no part in the output, although modules like them do.
@@ -318,18 +328,18 @@ class Signal:
     origin: str = ""
     origin_kind: str = ""
     origin_function: str = ""
-    cut: tuple[str, ...] = ()
+    origin_reads: str = ""
+    cut_layers: tuple[str, ...] = ()
     half: bool = False
     normalized: bool = False
     graph: GraphFacts = field(default_factory=GraphFacts)
-    unreachable: float = 0.0
     broadcast: bool = False
     targets: InputFacts = field(default_factory=InputFacts)
     zero_loss: float = math.nan
     modules: tuple[ModuleFact, ...] = ()
     steps: int = 0
-    frozen_in_use: bool = False
-    idle: tuple[str, ...] = ()
+    only_frozen_used: bool = False
+    unreached: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     loss_cut: bool = False
     unused: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.input_and_loss import cross_entropy, first_tensor
+from normfree.diagnostics.measurement.inputs_and_outputs import cross_entropy, first_tensor
 from normfree.diagnostics.propagation import Loss, plan_of, zero_classifier
 from normfree.methods import Method
 from normfree.methods.fixup import is_transformer

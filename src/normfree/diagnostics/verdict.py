@@ -8,39 +8,30 @@ branch*. The verdict is a pure function of the signal. `docs/diagnosis.md` expla
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from normfree.diagnostics import module_rules, rules
-from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus
-from normfree.diagnostics.growth import (
+from normfree.diagnostics.rules import module_rules
+from normfree.diagnostics.rules.depth_series import DepthSeries
+from normfree.diagnostics.rules.findings import (
     HARMLESS,
-    LARGE,
-    MANY_CALLS,
-    NOTICEABLE,
-    DepthPoint,
-    Direction,
-    before_normalizers,
-    deep_post_norm,
-    growth_advice,
-    growth_finding,
-    judge_direction,
-    module_of,
+    SEVERITY,
+    Case,
+    Finding,
+    SignalStatus,
+    by_priority,
+    faulty_facts,
 )
-from normfree.diagnostics.outliers import (
-    Outlier,
-    find_outliers,
-    look_at,
-    shapes_alternate,
-    strong_outliers,
-    without_outliers,
-)
+from normfree.diagnostics.rules.growth import LARGE, NOTICEABLE, Direction, growth_advice, growth_finding
+from normfree.diagnostics.rules.loss_rules import LOSS_RULES, faults_of_the_head
+from normfree.diagnostics.rules.module_rules import MODULE_RULES
+from normfree.diagnostics.rules.outliers import Outlier, find_outliers, look_at, strong_outliers
+from normfree.diagnostics.rules.signal_rules import SIGNAL_RULES, drowning_branches
 from normfree.diagnostics.signals import Signal, SumSignal
 from normfree.report.tables import compact, shorten_names
 
+RULES = (*SIGNAL_RULES, *MODULE_RULES, *LOSS_RULES)
 _MOST_FINDINGS = 3  # that are named beside the first
 
 
@@ -132,45 +123,22 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     Returns:
         One word for the network, both directions, the findings, a description, and the remedy.
     """
-    waiting = _not_reached_yet(signal.sums)
-    left_out = set(waiting)
-    if signal.unmeasured:
-        left_out.update(s.name for s in signal.sums if math.isnan(s.sum_gradient.variance))
-    left_out.update(_side_outputs(signal))
-    left_out.update(_meant_to_rest(signal))
-    left_out.update(s.name for s in signal.sums if s.gradient_level == 0 < s.sum_gradient.norm)  # alike in all samples
-    late = module_rules.zero_starts(signal)
-    if late and signal.plain:  # nor has what stands before them a gradient yet
-        left_out.update(s.name for s in signal.sums if s.sum_gradient.norm == 0)
-    reached = [s for s in signal.sums if s.name not in left_out]
-    scores = _scores(signal)
-    first = before_normalizers(signal)
-    streams = _streams(signal)
-    stages = _stages(signal.sums, streams)
-    points = [
-        DepthPoint(s.name, streams[s.name], stages[s.name], s.level)
-        for s in signal.sums
-        if (s.level != 0 or not late) and not (s.name in scores and 0 < s.level < math.inf)
-    ]
-    back_points = [
-        DepthPoint(s.name, streams[s.name], stages[s.name], s.gradient_level)
-        for s in reached
-        if s.name != first and not (s.name in scores and 0 < s.gradient_level < math.inf)
-    ]
-    gated = {f.place for f in signal.by_kind["gate"]}
-    # While all branches return zero, the layers on the shortcuts are a network without sums.
-    plain = signal.plain or not any(s.branch.norm for s in signal.sums)
-    kind: dict[str, Any] = {"plain": plain, "normalized": signal.normalized, "gated": gated}
-    forward = _judge_series([p for p in points if p.name != first], signal.sums, **kind)
-    backward = _judge_series(back_points, signal.sums, backward=True, **kind)
-    dead = tuple(s for s in reached if s.sum_gradient.norm > 0 and not s.learns)
-    local = _local_faults(signal, forward, backward, dead, late)
+    starting = module_rules.starting_layers(signal)
+    depth = DepthSeries(signal, starting)
+    forward, backward = depth.judge()
+    # A branch of zeros may wait for a layer beside the branches that makes its gate, and learns.
+    gates = starting & module_rules.gating_layers(signal)
+    without = (s for s in depth.reached if s.sum_gradient.norm > 0 and not s.learns)
+    dead = tuple(s for s in without if s.branch.norm > 0 or not gates)
+    case = Case(signal, forward, backward, dead, starting)
+    found = by_priority([*faulty_facts(case), *(f for rule in RULES for f in rule(case))])
+    local = [f for f in found if not f.unless]
+    drowned = [f for f in local if f.word == "samples drowned"]  # a bias may make a layer dead, which says more
+    local = [f for f in local if f not in drowned] or [f for f in found if f.unless == "another place"]
+    local += [f for f in drowned if f.place not in {other.place for other in local}]
     outliers = () if dead or forward.broken_at or backward.broken_at or signal.unmeasured else find_outliers(signal)
     if outliers and not {forward.status, backward.status} <= {"preserved", "growing", "not measured"}:
-        corrected = (
-            judge_direction(without_outliers(outliers, points), **kind),
-            judge_direction(without_outliers(outliers, back_points, backward=True), backward=True, **kind),
-        )
+        corrected = depth.judge_without(outliers)
         outliers = outliers if all(d.status in (*HARMLESS, "not measured") for d in corrected) else ()
         if outliers:  # a drift may be the step of one block
             forward, backward = (
@@ -185,164 +153,23 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
         findings.append(growth_finding(signal, forward, backward, worst, advice))
     if forward.status in HARMLESS and (not findings or worst == "drifting"):
         drifting = bool(findings) and forward.status == "drifting"
-        ends = tuple(rules.faults_of_the_head(signal, drifting=drifting))
-        if drifting and [f.cause for f in ends] == ["first loss"]:
+        ends = list(faults_of_the_head(signal, drifting=drifting))
+        if drifting and [f.word for f in ends] == ["first loss"]:
             findings = [replace(findings[0], status="exploding" if forward.factor > 1 else "vanishing")]  # it shows
         else:
             findings = [*ends, *findings]
-        local = (*local, *ends)
+        local += ends
     if not outliers and all(f.status == "drifting" for f in findings):
-        local = (*local, *rules.alike_tokens(signal), *module_rules.late_checks(signal))
+        local += [f for f in found if f.unless == "anything"]
+        local += [] if local else drowning_branches(case)
         findings = [*local, *findings]
     status = max([worst, *(f.status for f in findings)], key=SEVERITY.index)
     texts = [f.text for f in local if f.text]
-    sentence = "; ".join([*_sentences(signal, forward, backward, dead, waiting, outliers), *texts])
+    sentence = "; ".join([*_sentences(signal, forward, backward, dead, depth.waiting, outliers), *texts])
     if findings or outliers:
         advice = findings[0].remedy if findings else look_at(outliers)
     names = tuple(s.name for s in dead)
     return Verdict(status, forward, backward, names, sentence, advice, outliers, tuple(findings))
-
-
-def _judge_series(points: Sequence[DepthPoint], sums: Sequence[SumSignal], **kind: Any) -> Direction:
-    """Judge one direction; a change between layers that stand side by side counts only if a series shows it, too.
-
-    Each layer of a series reads the one before; of several the one with the largest signal, or gradient, counts.
-    """
-    found = judge_direction(points, **kind)
-    if found.status in HARMLESS or found.broken_at or not any(s.reads for s in sums):
-        return found
-    size = {p.name: p.value for p in points}
-    way = sums[::-1] if kind.get("backward") else sums
-    series: dict[str, list[str]] = {}
-    for s in way:
-        sources = [t.name for t in sums if s.name in t.reads] if kind.get("backward") else s.reads
-        before = max((n for n in sources if n in series), key=lambda n: size.get(n, 0.0), default="")
-        series[s.name] = [*series.get(before, ()), s.name]
-    alone: dict[str, Direction] = {}
-    for name in reversed(series):
-        if name not in alone:
-            judged = judge_direction([p for p in points if p.name in series[name]], **kind)
-            if judged.status not in (*HARMLESS, "not measured"):
-                return found
-            alone |= dict.fromkeys(series[name], judged)
-    return next(iter(alone.values()))
-
-
-def _local_faults(
-    signal: Signal, forward: Direction, backward: Direction, dead: Sequence[SumSignal], late: set[str]
-) -> tuple[Finding, ...]:
-    """The faults at single places, causes before their consequences; `late` are the layers that start at zero."""
-    zero_layer = module_rules.find_zero_layer(signal, late)
-    found = [
-        *module_rules.fact_faults(signal, module_rules.IN_PLACE),
-        *rules.hidden_overflow(signal),
-        *rules.faults_of_the_input(signal),
-        *rules.non_finite(signal, forward),
-        *rules.faults_of_the_targets(signal),
-        *module_rules.fact_faults(signal, module_rules.LARGE_EMBEDDING),
-        *rules.small_embeddings(signal),
-        *rules.faults_of_the_loss(signal),
-        *module_rules.nothing_learns(signal),
-        *module_rules.unlike_modules(signal),
-        *module_rules.forgotten_skips(signal),
-        *module_rules.unused_modules(signal),
-        *module_rules.faulty_weights(signal, zero_layer),
-        *module_rules.missing_activations(signal),
-        *module_rules.faulty_functions(signal),
-        *module_rules.recurrences(signal),
-        *module_rules.failed_checks(signal),
-        *rules.faulty_branches(signal, dead),
-        *rules.small_branches(signal),
-        *(() if zero_layer or signal.origin in late else rules.silent(signal, forward)),
-        *rules.gradient_cut(signal, forward, backward),
-    ]
-    if forward.status in HARMLESS:  # else it is a consequence of the depth, as a small gradient behind tanh may be
-        found += module_rules.saturated_functions(signal, gates=True)
-        found += module_rules.saturated_functions(signal, gates=False) if backward.status in HARMLESS else ()
-    found += module_rules.dead_units(signal) if forward.status != "exploding" else ()
-    found += module_rules.faults_of_the_stem(signal)
-    if forward.status in HARMLESS:
-        found += deep_post_norm(signal)
-    found = found or [*module_rules.unusual_activation(signal), *rules.constant_targets(signal)]
-    places = {f.place for f in found}  # a bias may make a layer dead, which says more
-    drowned = [f for f in rules.drowned_samples(signal) if f.place not in places]
-    return (*found, *(f for f in drowned if forward.status != "exploding" or f.place == forward.worst))
-
-
-def _streams(signal: Signal) -> dict[str, str]:
-    """The streams of the sums.
-
-    These are the calls of one layer, else the sums of one branch, and of one shape if shapes alternate. Two towers of
-    different resolution, or words and their letters, do so.
-    """
-    calls = Counter(module_of(s.name) for s in signal.sums)
-    often = {name for name, count in calls.items() if name and count >= MANY_CALLS}
-    alternate = shapes_alternate(signal)
-    found: dict[str, str] = {}
-    for s in signal.sums:
-        module = module_of(s.name)
-        own = f"{s.around or ''} {s.shape}" if alternate else s.around or ""
-        found[s.name] = module if module in often else own
-    return found
-
-
-def _stages(sums: Sequence[SumSignal], streams: Mapping[str, str]) -> dict[str, int]:
-    """Number the stages of the sums: those of the plan, and a new one where another list of blocks or size begins.
-
-    Two sums belong to the same list if their names agree up to the first number. All calls of one layer are one stage.
-    """
-    lists = [re.split(r"\d", s.name)[0] for s in sums]
-    counts = Counter(lists)
-    found: dict[str, int] = {}
-    number = 0
-    for i, s in enumerate(sums):
-        new_list = i > 0 and lists[i] != lists[i - 1] and min(counts[lists[i]], counts[lists[i - 1]]) > 1
-        # The variance of a gradient depends on the number of positions that share it.
-        resized = i > 0 and s.shape != sums[i - 1].shape
-        if i == 0 or s.stage != sums[i - 1].stage or ((new_list or resized) and not s.layer):
-            number += 1
-        found[s.name] = 0 if streams[s.name] == module_of(s.name) != "" else number
-    return found
-
-
-def _scores(signal: Signal) -> set[str]:
-    """The layers of one unit among wider ones: a score or a gate, whose size says nothing about depth."""
-    units = {layer.name: layer.units for layer in signal.layers}
-    narrow = {s.name for s in signal.sums if s.layer and units.get(module_of(s.name)) == 1}
-    return narrow if len(narrow) < len(signal.sums) else set()
-
-
-def _side_outputs(signal: Signal) -> list[str]:
-    """The layers without a gradient although earlier ones have one: they lead to an output that the loss ignores."""
-    with_gradient = [s.sum_gradient.norm > 0 for s in signal.sums]
-    first = with_gradient.index(True) if signal.plain and True in with_gradient else len(signal.sums)
-    return [s.name for s, some in zip(signal.sums[first:], with_gradient[first:], strict=True) if not some]
-
-
-def _meant_to_rest(signal: Signal) -> list[str]:
-    """The sums without a gradient whose layers are all frozen, or learn by other ways, or hold the last of a list."""
-    resting = set(signal.frozen_layers)
-    called = Counter(layer.name for b in signal.plan.branches for layer in b.layers)
-    resting |= {layer.name for layer in signal.layers if layer.gradient_norm > 0 and called[layer.name] == 1}
-    last = {name for name in signal.unused if module_rules.is_last_of_list(name, signal)}
-    layers = [{layer.name for layer in b.layers} for b in signal.plan.branches]
-    if signal.plain:
-        layers = [{module_of(s.name)} for s in signal.sums]
-    still = [(s.name, own) for s, own in zip(signal.sums, layers, strict=False) if s.sum_gradient.norm == 0]
-    return [name for name, own in still if own and (own <= resting or own & last)]
-
-
-def _not_reached_yet(sums: Sequence[SumSignal]) -> list[str]:
-    """The sums without a gradient inside a branch that returns zero, while the sum around them has a gradient."""
-    known = {s.name: s for s in sums}
-    found: dict[str, None] = {}
-    for s in reversed(sums):
-        outer = None if s.around is None else known.get(s.around)
-        if outer is None or s.sum_gradient.norm != 0:
-            continue
-        if outer.name in found or (outer.branch.norm == 0 and outer.sum_gradient.norm > 0):
-            found[s.name] = None
-    return list(reversed(found))
 
 
 def _sentences(

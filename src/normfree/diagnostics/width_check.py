@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.input_and_loss import cross_entropy, first_tensor
+from normfree.diagnostics.measurement.inputs_and_outputs import cross_entropy, first_tensor
 from normfree.diagnostics.propagation import Loss, plan_of
 from normfree.nn.model_state import call_arguments, hooked, preserve_random_state
 from normfree.report.panels import Curve, Panel

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normfree.arguments import call_loss
 from normfree.diagnostics.curvature import top_eigenvalue
-from normfree.diagnostics.input_and_loss import cross_entropy, own_loss
+from normfree.diagnostics.measurement.inputs_and_outputs import cross_entropy, own_loss
 from normfree.diagnostics.propagation import Loss
 from normfree.nn.model_state import call_arguments, is_sharded
 from normfree.optim.clipping import agc_parameters, clip_grad_agc_

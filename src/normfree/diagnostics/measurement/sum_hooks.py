@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.graph_nodes import nodes_read
-from normfree.diagnostics.moments import MomentStore, adds_constant, channels_after, concatenate, variations
-from normfree.diagnostics.signals import NUMBERS, Stats, SumSignal
-from normfree.graph.observer import FunctionCall, Observer, operands_of
+from normfree.diagnostics.measurement.graph_nodes import function_name, nodes_read, walk
+from normfree.diagnostics.measurement.moments import MomentStore, channels_after, concatenate, variations
+from normfree.diagnostics.signals import Stats, SumSignal
+from normfree.graph.observer import MATRIX_PRODUCTS, FunctionCall, Observer, operands_of
 from normfree.nn.model_state import full_tensor
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
@@ -28,7 +29,10 @@ SumPart = tuple[str, str]  # the name of a branch, and which of its tensors
 MISSING = Stats(math.nan, math.nan, math.nan)
 ZERO = Stats(0.0, 0.0, 0.0)
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-FIRSTS = 3  # blocks that begin a list and have no sum: a design, as in networks with a skip from the second block on
+
+
+class NoLayersError(ValueError):
+    """Nothing was measured: the forward pass adds nothing and calls no module with weights."""
 
 
 class SumObserver(Observer):
@@ -38,9 +42,10 @@ class SumObserver(Observer):
     passes, not inside their children: observing costs time.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], plan: ResidualPlan) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], plan: ResidualPlan, weights: Mapping[int, str]) -> None:
         super().__init__()
         self.plan = plan
+        self.weights = weights  # the names of the parameters by their identities; empty if layers are modules
         self.modules = modules
         self.half = False  # whether float16 was seen
         self._sums = {(b.home, b.addition): b for b in plan.branches}
@@ -50,18 +55,19 @@ class SumObserver(Observer):
                 "leave the plan out to have it discovered"
             )
         self._points = list(plan.branches)
-        self._labels = place_names(plan)
-        self.homes = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
+        self.labels = place_names(plan)
+        self.homes = None if weights else {h for h, _ in self._sums if not isinstance(self.modules[h], Residual)}
         self.moments: MomentStore[SumPart] = MomentStore()
         self._awaited: set[SumPart] = set()
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._variations: dict[str, Tensor] = {}
         self._normalized: set[str] = set()
         self._nodes: dict[str, Any] = {}  # the functions that made what is measured
+        self._output: Any = None
         self._without_gradient: list[Branch] = []
+        self._layer_calls: Counter[str] = Counter()
         self._trained = _trained_modules(modules)
         self._latest_layer: list[tuple[Branch, Tensor]] = []
-        self._same_shape: dict[str, bool] = {}  # modules without a sum, and whether they add a constant
         self._hooked_parts: dict[SumPart, list[SumPart]] = {}
 
     @contextmanager
@@ -69,14 +75,14 @@ class SumObserver(Observer):
         """Measure every pass of the model inside."""
         try:
             self._hook_residuals()
-            if not self.plan.branches:
+            if not self.plan.branches and not self.weights:
                 self._hook_layers()
-            self._hook_blocks_without_sums()
             with self.following(self._followed()):
                 yield
         finally:
             self.moments.recent.clear()  # tensors hold hooks, which hold this
             self._nodes.clear()
+            self._output = None
             self._hooked_parts.clear()
             self._latest_layer.clear()
             self.remove_hooks()
@@ -117,7 +123,6 @@ class SumObserver(Observer):
                 if isinstance(m, nn.Embedding | nn.EmbeddingBag) and bool(full_tensor(m.weight.detach()).any())
             }
         layers = {name: layer for name, layer in hidden.items() if name in self.modules and name not in last}
-        calls = Counter[str]()
         latest = self._latest_layer
 
         def behind_normalizer(_m: nn.Module, args: Any, out: Any) -> None:
@@ -130,23 +135,7 @@ class SumObserver(Observer):
                 self._normalized.add(point.name)
 
         def hook(name: str) -> Callable[..., None]:
-            def measure(module: nn.Module, _a: Any, out: Any) -> None:
-                tensor = out[0] if isinstance(out, tuple) and out else out
-                if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() < 2:
-                    return  # a vector, such as the weights of a hypernetwork, belongs to no sample
-                calls[name] += 1
-                place = Position(len(self._points) + 1, 0, 1, len(self._points) + 1, 0)
-                point = Branch(f"{name}#{calls[name]}", place, (layers[name],))
-                self._points.append(point)
-                self._labels[point.name] = point.name if calls[name] > 1 else name
-                if calls[name] == 2:
-                    self._labels[f"{name}#1"] = f"{name}#1"
-                self._measure(point, "sum", tensor)
-                for state in tree_leaves(out)[1:2] if isinstance(module, nn.RNNBase) and tensor.requires_grad else ():
-                    state.register_hook(partial(self._measure_state, (point.name, "sum_gradient")))
-                latest[:] = [(point, tensor)]
-
-            return measure
+            return lambda module, _args, out: self._measure_layer(layers[name], module, out)
 
         for name in layers:
             self.add_hook(self.modules[name]._forward_hooks, hook(name))
@@ -159,48 +148,47 @@ class SumObserver(Observer):
             if isinstance(module, NORM_TYPES):
                 self.add_hook(module._forward_hooks, behind_normalizer)
 
-    def _hook_blocks_without_sums(self) -> None:
-        """Look at the modules without a sum that are like others with one, and return the shape that they get.
+    def _measure_layer(self, layer: Layer, module: nn.Module | None, out: Any) -> None:
+        """Measure a call of a weight layer."""
+        tensor = out[0] if isinstance(out, tuple) and out else out
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() < 2:
+            return  # a vector, such as the weights of a hypernetwork, belongs to no sample
+        name = layer.name
+        self._layer_calls[name] += 1
+        number = self._layer_calls[name]
+        place = Position(len(self._points) + 1, 0, 1, len(self._points) + 1, 0)
+        point = Branch(f"{name}#{number}", place, (layer,))
+        self._points.append(point)
+        self.labels[point.name] = point.name if number > 1 else name
+        if number == 2:
+            self.labels[f"{name}#1"] = f"{name}#1"
+        self._measure(point, "sum", tensor)
+        for state in tree_leaves(out)[1:2] if isinstance(module, nn.RNNBase) and tensor.requires_grad else ():
+            state.register_hook(partial(self._measure_state, (point.name, "sum_gradient")))
+        self._latest_layer[:] = [(point, tensor)]
 
-        Modules are alike if they have the same class, and the same name but for numbers.
-        """
-        blocks = [name for name in self._labels.values() if name in self.modules]  # in a loop of another forward pass
-        homes = {b.home for b in self.plan.branches} | {
-            n for n in blocks if any(True for _ in self.modules[n].children())
-        }
-        layers = [(b, layer.name) for b in self.plan.branches for layer in b.layers]
-        inside = {p for b, name in layers for p in _prefixes(name) if len(p) > len(b.home)}
-        self._kinds = {n: (NUMBERS.sub("", n), type(m)) for n, m in self.modules.items() if n}
-        self._with_sum = Counter(self._kinds[home] for home in homes if home in self._kinds)
-        self._firsts = Counter(kind for n, kind in self._kinds.items() if n.endswith(".0") and n not in homes)
+    def _measure_function(self, call: FunctionCall, out: Any) -> None:
+        """Measure a product of the signal with weights; its place is the module of the code, or the parameter."""
+        factors = [t for t in (*call.args, *call.kwargs.values()) if isinstance(t, Tensor) and t.dim() > 1][:2]
+        made = [self._parameter_of(t) for t in factors]
+        if len(made) == 2 and bool(made[0]) != bool(made[1]):
+            name = self.home or made[0] or made[1]
+            self._measure_layer(Layer(name), None, out)
 
-        def hook(name: str) -> Callable[..., None]:
-            def compare(_m: nn.Module, args: Any, out: Any) -> None:
-                if args and isinstance(args[0], Tensor) and isinstance(out, Tensor) and args[0].shape == out.shape:
-                    self._same_shape[name] = adds_constant(args[0].detach(), out.detach())
-
-            return compare
-
-        for name, kind in self._kinds.items():
-            if self._with_sum[kind] and name not in homes and name not in inside:
-                self.add_hook(self.modules[name]._forward_hooks, hook(name))
-
-    def missing_sums(self) -> dict[str, bool]:
-        """The blocks without a sum although most like them have one, and whether they add a constant instead.
-
-        Several first blocks of lists without one are a design.
-        """
-        without = Counter(self._kinds[name] for name in self._same_shape)
-        found = {}
-        for name, constant in self._same_shape.items():
-            kind = self._kinds[name]
-            by_design = name.endswith(".0") and self._firsts[kind] >= FIRSTS
-            if self._with_sum[kind] > without[kind] and not by_design:
-                found[name] = constant
-        return found
+    def _parameter_of(self, tensor: Tensor) -> str:
+        """The parameter that a tensor is, or was made from without the signal; '' for a signal."""
+        if tensor.grad_fn is None:
+            return self.weights.get(id(tensor), "(model)")
+        nodes = list(walk([tensor.grad_fn]))
+        leaves = [id(node.variable) for node in nodes if hasattr(node, "variable")]
+        if any(function_name(node) == "Embedding" for node in nodes) or not self.weights.keys() >= set(leaves):
+            return ""
+        return self.weights[leaves[0]] if leaves else "(model)"
 
     def _followed(self) -> dict[str, nn.Module]:
         """The modules to track: homes of sums that are not ours, and everything inside them."""
+        if self.weights:
+            return {name: module for name, module in self.modules.items() if name}
         if not self.homes:
             return {}
         names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
@@ -208,7 +196,11 @@ class SumObserver(Observer):
         return {names[id(m)]: m for m in inside}
 
     def on_function(self, call: FunctionCall) -> Any:
-        """Measure an addition of the plan."""
+        """Measure an addition of the plan, or a product with weights that are not the layer of a module."""
+        if self.weights and call.name in MATRIX_PRODUCTS and not self.plan.branches:
+            out = call.run()
+            self._measure_function(call, out)
+            return out
         branch = self._sums.get((self.home, call.addition)) if call.addition >= 0 else None
         operands = () if branch is None else operands_of(call.args, call.kwargs)
         if branch is None or len(operands) < 2:
@@ -233,7 +225,7 @@ class SumObserver(Observer):
         channels = channels_after(last, tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
-                f"expected at least two values per channel at '{self._labels[branch.name]}', got one "
+                f"expected at least two values per channel at '{self.labels[branch.name]}', got one "
                 f"(shape {tuple(tensor.shape)}), which has no variance; use a larger batch"
             )
         measured = self.moments.measure(tensor, channels)
@@ -271,6 +263,7 @@ class SumObserver(Observer):
 
     def leave_out_head(self, output: Tensor | None) -> None:
         """Leave out the last layer of a network without sums if it returns the output: the head is judged apart."""
+        self._output = None if output is None else output.grad_fn
         if len(self._points) > 1 and self._latest_layer and self._latest_layer[0][1] is output:
             self._points.remove(self._latest_layer[0][0])
 
@@ -289,21 +282,27 @@ class SumObserver(Observer):
                 continue
             if not learning.issuperset(names) and self._trained.intersection(names):
                 raise ValueError(
-                    f"expected a gradient at '{self._labels[b.name]}', got a forward pass that keeps none; turn "
+                    f"expected a gradient at '{self.labels[b.name]}', got a forward pass that keeps none; turn "
                     "gradient checkpointing off, and take torch.no_grad out of the forward pass"
                 )
             self._points.remove(b)
             self.plan = replace(self.plan, branches=tuple(self._points))
-        self._reads = {} if self.plan.branches else nodes_read({b.name: self._nodes[b.name] for b in self._points})
-        if not self._points:
-            raise ValueError(
-                "expected a network with residual sums or weight layers that are modules, got a forward pass through "
-                "none; write its layers as modules (nn.Linear, nn.Conv2d, nn.LSTM) and call them"
+        self._reads: dict[str, tuple[str, ...]] = {}
+        if not self.plan.branches:
+            self._reads = nodes_read({b.name: self._nodes[b.name] for b in self._points}, self._output)
+        hidden = [layer for layer in (*self.plan.stem, *self.plan.body) if not layer.gate]
+        unseen = len(hidden) - sum(self._layer_calls[layer.name] > 0 for layer in hidden)
+        recurrent = any(isinstance(m, RECURRENT) for m in self.modules.values())
+        functions = not (self.plan.branches or self.weights or recurrent) and unseen > max(1, len(self._points))
+        if not self._points or functions:
+            raise NoLayersError(
+                "expected a network with residual sums or weight layers, got a forward pass through none; write its "
+                "layers as modules (nn.Linear, nn.Conv2d, nn.LSTM) and call them"
             )
 
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
         """The signal at every sum of the plan; `alive` names the branches that learn."""
-        unseen = [self._labels[b.name] for b in self._points if (b.name, "sum") not in self.moments]
+        unseen = [self.labels[b.name] for b in self._points if (b.name, "sum") not in self.moments]
         if unseen:
             raise ValueError(
                 f"expected a forward pass through every residual sum of the plan, got none through {unseen[0]} "
@@ -319,13 +318,14 @@ class SumObserver(Observer):
         compared = concatenate([self._variations[b.name] for b in self._points]).reshape(-1, 2).tolist()
         return tuple(
             SumSignal(
-                name=self._labels[b.name],
+                name=self.labels[b.name],
                 stage=b.position.stage,
                 transition=b.position.transition,
                 learns=b.name in alive or not b.layers or not self.plan.branches,
-                around=None if b.outer_branch is None else self._labels.get(b.outer_branch),
+                around=None if b.outer_branch is None else self.labels.get(b.outer_branch),
                 layer=not self.plan.branches,
-                reads=tuple(self._labels[name] for name in self._reads.get(b.name, ())),
+                reads=tuple(self.labels[name] for name in self._reads.get(b.name, ())),
+                read_by_output=b.name in self._reads.get("", ()),
                 shape=self._shapes[b.name],
                 normalized=b.name in self._normalized,
                 variation=over_samples,
@@ -379,8 +379,7 @@ def place_names(plan: ResidualPlan) -> dict[str, str]:
 
 def _prefixes(name: str) -> list[str]:
     """The module names from the outermost to the module itself."""
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return list(accumulate(name.split("."), "{}.{}".format))
 
 
 def _name_by_layers(branch: Branch, inside: Mapping[str, int]) -> str:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.moments import HALF, concatenate, norms
-from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal, ModuleFact
+from normfree.diagnostics.measurement.moments import HALF, concatenate, norms
+from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal
 from normfree.nn.model_state import ModelParts, full_tensor, is_sharded
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
@@ -33,13 +32,13 @@ class LayerWeights:
         outputs: For each parameter that is a whole weight, the dimension of its outputs.
     """
 
-    def __init__(self, parts: ModelParts, layers: Iterable[Layer]) -> None:
+    def __init__(self, parts: ModelParts, plan: ResidualPlan) -> None:
         self.parts = parts
         self.frozen = {name for name, p in parts.parameters.items() if not p.requires_grad}
         self.names: dict[str, list[str]] = {}
         self.outputs: dict[str, int] = {}
         first_names = {id(p): name for name, p in parts.parameters.items()}
-        for layer in layers:
+        for layer in plan.layers():
             name = layer.name if layer.parameter == "weight" else layer.path
             if name in self.names:
                 continue
@@ -49,6 +48,22 @@ class LayerWeights:
             self.names[name] = [first_names[id(p)] for p in composed]
             if plain is not None and plain.dim() >= 2 and not layer.tied:
                 self.outputs[self.names[name][0]] = _output_dimension(module, layer)
+
+        self.alike = [n for n in plan.other_parameters if n in parts.parameters and _holds_equal_vectors(parts, n)]
+        self.outputs |= {name: parts.parameters[name].dim() - 2 for name in self.alike}
+
+    @contextmanager
+    def unfrozen(self) -> Iterator[None]:
+        """Let every parameter require a gradient, but for sharded ones, of which FSDP2 keeps a copy."""
+        floats = (p for p in self.parts.parameters.values() if p.is_floating_point() or p.is_complex())
+        frozen = [p for p in floats if not p.requires_grad and not is_sharded(p)]
+        try:
+            for p in frozen:
+                p.requires_grad_(True)
+            yield
+        finally:
+            for p in frozen:
+                p.requires_grad_(False)
 
     @contextmanager
     def gradient_norms(self) -> Iterator[dict[str, Tensor]]:
@@ -104,6 +119,7 @@ class LayerWeights:
                 dead = float(np.mean(rows[name] == 0)) if name in rows and slope > 0 else 0.0
                 equal = self._equal_filters(name, filters[name].reshape(units, -1))
             found.append(LayerSignal(layer, norm, slope, units, dead, equal, names[0] in self.frozen))
+        self.alike = [n for n in self.alike if n in rows and rows[n].min() > (1 - EQUAL) * rows[n].max() > 0]
         return tuple(found), slopes
 
     def copies(self, gradients: Mapping[str, float]) -> Iterator[Fact]:
@@ -121,19 +137,20 @@ class LayerWeights:
             weights = [parameters[n].detach() for n in close]
             if len(close) > 1 and not is_sharded(weights[0]) and bool(weights[0].any()):
                 same = [n for n, w in zip(close, weights, strict=True) if torch.equal(w, weights[0])]
-                if len(same) > 1:
-                    yield Fact("copies of one module", same[0].rpartition(".")[0], ", ".join(same))
+                modules = [n.rpartition(".")[0] for n in same] if len(same) > 1 else []
+                yield from (Fact("copies of one module", m, ", ".join(same)) for m in modules)
+        yield from (Fact("equal vectors", name) for name in self.alike)
 
     def gradient_facts(self, gradients: Mapping[str, float]) -> dict[str, Any]:
         """Whether only frozen parameters get a gradient, and who would learn; `gradients` are their norms."""
         moving = {name for name, norm in gradients.items() if norm > 0}
         learning = (name for name in self.parts.parameters if name not in self.frozen)
         return {
-            "frozen_in_use": bool(moving) and moving <= self.frozen,
-            "idle": tuple(dict.fromkeys(name.rpartition(".")[0] for name in learning)),
+            "only_frozen_used": bool(moving) and moving <= self.frozen,
+            "unreached": tuple(dict.fromkeys(name.rpartition(".")[0] for name in learning)),
         }
 
-    def idle_modules(self, learning: set[str], classes: int) -> tuple[list[str], set[str]]:
+    def modules_without_gradient(self, learning: set[str], classes: int) -> tuple[list[str], set[str]]:
         """The outermost modules with weights that could learn, none of which has a part in the loss or an output.
 
         Args:
@@ -144,10 +161,10 @@ class LayerWeights:
         used = {prefix for name in learning for prefix in _above(name)}
         filled = {prefix for name, p in parts.parameters.items() if p.requires_grad for prefix in _above(name)}
         unused = filled - used
-        idle = [name for name in parts.modules if name in unused and name.rpartition(".")[0] in used]
+        silent = [name for name in parts.modules if name in unused and name.rpartition(".")[0] in used]
         patterns = {NUMBERS.sub("", name) for name in used}
-        single = [name for name in idle if NUMBERS.sub("", name) not in patterns]
-        return idle, {name for name in single if _is_head(name, parts, classes)}
+        single = [name for name in silent if NUMBERS.sub("", name) not in patterns]
+        return silent, {name for name in single if _is_head(name, parts, classes)}
 
     def _equal_filters(self, name: str, starts: np.ndarray) -> float:
         """The fraction of filters that equal another one; filters of zeros do not count."""
@@ -155,9 +172,21 @@ class LayerWeights:
             return 0.0
         weight = full_tensor(self.parts.parameters[name].detach()).movedim(self.outputs[name], 0).flatten(1)
         module = self.parts.modules.get(name.rpartition(".")[0])
-        if getattr(module, "groups", 1) > 1 or weight.shape[0] < 2:
-            return 0.0  # equal filters of different inputs differ in their outputs
+        if getattr(module, "groups", 1) > 1 or min(weight.shape) < 2:
+            return 0.0  # equal filters of different inputs differ in their outputs, and so do those of one number
         return _equal_rows(weight.to("cpu", torch.float64).numpy())
+
+
+MOST_VECTORS = 2**18  # numbers of a table of vectors that is looked at
+
+
+def _holds_equal_vectors(parts: ModelParts, name: str) -> bool:
+    """Whether a parameter beside the layers, such as the latent array of a Perceiver, holds one vector in all rows."""
+    p = parts.parameters[name].detach()
+    embedding = isinstance(parts.modules[name.rpartition(".")[0]], nn.Embedding | nn.EmbeddingBag)
+    if embedding or is_sharded(p) or p.dim() < 2 or p.shape[-2] < 2 or p.numel() > MOST_VECTORS:
+        return False
+    return bool((p == p[..., :1, :]).all())
 
 
 def _is_head(name: str, parts: ModelParts, classes: int) -> bool:
@@ -247,136 +276,10 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             inside = homes.get(prefix, ())
             if len(inside) < 2 or module not in normalizers:
                 found.update(branch.name for branch in inside)
-            elif name.endswith("weight") and not bool(full_tensor(parts.parameters[name].detach()).any()):
-                found.update(branch.outer_branch or branch.name for branch in inside)  # a gain that starts at zero
+            if module in normalizers and name.endswith("weight"):  # it may end the branch around these
+                starts_at_zero = not bool(full_tensor(parts.parameters[name].detach()).any())
+                found.update(branch.outer_branch or branch.name for branch in inside if starts_at_zero)
     return found
-
-
-def parameter_facts(parts: ModelParts, classifier: Iterable[Layer], unknown: set[int]) -> Iterator[Fact]:
-    """The dropouts that are on, the sizes of embeddings, scales and the classifier's biases, and the recurrences.
-
-    Args:
-        unknown: The identities of tensors that are used like weights, but are no parameters.
-    """
-    yield from _sizes(parts)
-    yield from _unregistered_weights(parts, unknown)
-    for layer in classifier:
-        parameter = parts.modules[layer.name]._parameters.get("bias")
-        if parameter is not None:
-            bias = full_tensor(parameter.detach())
-            yield Fact("bias", layer.name, value=float(bias.float().square().mean().sqrt()))
-            yield Fact("largest bias", layer.name, value=float((bias - bias.mean()).abs().max()))
-    for name, module in parts.modules.items():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training:
-            yield Fact("dropout", name, value=module.p)
-        if isinstance(module, nn.modules.batchnorm._NormBase) and _never_moves(module):
-            yield Fact("statistics never move", name)
-        yield from _gates(name, module)
-        for n, p in module._parameters.items() if isinstance(module, nn.RNN) else ():
-            if p is not None and n.startswith("weight_hh") and not is_sharded(p) and bool(torch.isfinite(p).all()):
-                radius = float(torch.linalg.eigvals(p.detach().float()).abs().max())
-                yield Fact("recurrence", name, str(module.nonlinearity), radius)
-
-
-def _never_moves(norm: nn.modules.batchnorm._NormBase) -> bool:
-    """Whether a normalizer keeps the running statistics that it was built with, mean 0 and variance 1, forever."""
-    mean, variance = norm.running_mean, norm.running_var
-    if not norm.training or norm.momentum != 0 or mean is None or variance is None:
-        return False
-    return not bool(mean.any()) and bool((variance == 1).all())
-
-
-def _sizes(parts: ModelParts) -> Iterator[Fact]:
-    """The root mean square of each embedding, and of each vector or number that is no bias, after one transfer.
-
-    The detail of a scale is 'norm' if it is the gain of a normalizer, which has its mean, too.
-    """
-    gains = {f"{n}.weight" for n, m in parts.modules.items() if isinstance(m, NORM_TYPES)}
-    tensors: dict[tuple[str, str], Tensor] = {
-        ("scale", n): p.detach()
-        for n, p in parts.parameters.items()
-        if 0 < p.numel() == max(p.shape, default=1) and not n.endswith("bias")
-    }
-    for name, module in parts.modules.items():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and not is_sharded(module.weight):
-            tensors["embedding", name] = module.weight.detach()
-    lengths = norms(tensors)
-    means = {key: full_tensor(tensors[key]).float().mean().to(lengths[key]) for key in lengths if key[1] in gains}
-    numbers = [full_tensor(t).flatten() for t in (*lengths.values(), *means.values())]
-    values: list[float] = concatenate(numbers).tolist() if numbers else []
-    mean_of = dict(zip(means, values[len(lengths) :], strict=True))
-    for (kind, place), length in zip(lengths, values, strict=False):
-        size = length / math.sqrt(max(tensors[kind, place].numel(), 1))
-        mean = mean_of.get((kind, place), math.nan)
-        yield Fact(kind, place, "norm" if place in gains else "", size, mean)
-
-
-def _gates(name: str, module: nn.Module) -> Iterator[Fact]:
-    """The gates of a recurrent layer, and the mean of the sigmoid of their biases.
-
-    With a gate of g, one time step leaves g² of the squared gradient. The gates stand in torch's order: input, forget,
-    cell and output in an LSTM; reset, update and new in a GRU, whose update gate keeps the old state.
-    """
-    gates: tuple[str, ...]
-    if isinstance(module, nn.LSTM | nn.LSTMCell):
-        gates = ("input", "forget", "", "output")
-    elif isinstance(module, nn.GRU | nn.GRUCell):
-        gates = ("", "update", "")
-    else:
-        return
-    for inner in [n for n in module._parameters if n.startswith("bias_ih")]:
-        pair = [module._parameters[n] for n in (inner, inner.replace("_ih", "_hh"))]
-        biases = [b.detach().double() for b in pair if b is not None and not is_sharded(b)]
-        if len(biases) == 2:
-            opened = (biases[0] + biases[1]).sigmoid().chunk(len(gates))
-            yield from (Fact("gate", name, g, float(o.mean())) for g, o in zip(gates, opened, strict=True) if g)
-
-
-def module_facts(parts: ModelParts) -> tuple[ModuleFact, ...]:
-    """The innermost modules, those with parameters that stand in a list several times, and frozen ones of two names."""
-    owners: dict[int, str] = {}
-    found = []
-    for name, module in parts.modules.items():
-        children = list(module._modules.items())
-        first: dict[int, str] = {}
-        for key, child in children if isinstance(module, nn.ModuleList | nn.Sequential) else ():
-            place = f"{name}.{key}" if name else key
-            if child is not None and id(child) in first and next(child.parameters(), None) is not None:
-                found.append(ModuleFact(place, type(child).__name__, "list", child.training, first[id(child)]))
-            first.setdefault(id(child), place)
-        weight = module._parameters.get("weight")
-        same = "" if weight is None else owners.setdefault(id(weight), name)
-        if not children:
-            kind = type(module)
-            active = kind.__module__ == nn.ReLU.__module__ and "Softm" not in kind.__name__
-            role = "activation" if active else "normalizer" if isinstance(module, NORM_TYPES) else "layer"
-            found.append(ModuleFact(name, kind.__name__, role, module.training, "" if same == name else same))
-    return (*found, *_shared_and_frozen(parts))
-
-
-def _shared_and_frozen(parts: ModelParts) -> list[ModuleFact]:
-    """The frozen modules with weights that two names of the model stand for."""
-    names = {id(module): name for name, module in parts.modules.items()}
-    found: list[ModuleFact] = []
-    for name, module in parts.modules[""].named_modules(remove_duplicate=False):
-        if names.get(id(module), name) == name or any(name.startswith(f"{f.name}.") for f in found):
-            continue
-        weights = list(module.parameters())
-        if weights and not any(p.requires_grad for p in weights):
-            found.append(ModuleFact(name, type(module).__name__, "shared", module.training, names[id(module)]))
-    return found
-
-
-def _unregistered_weights(parts: ModelParts, tensors: set[int]) -> Iterator[Fact]:
-    """The plain attributes of modules that hold these tensors, by their identity, or layers with them."""
-    if any(map(is_sharded, parts.parameters.values())):  # then the graph holds gathered copies
-        return
-    for prefix, module in parts.modules.items() if tensors else ():
-        for name, value in vars(module).items():
-            inner = tree_leaves(value) if isinstance(value, list | tuple | dict | Tensor) and name[0] != "_" else ()
-            held = [p for m in inner if isinstance(m, nn.Module) for p in m.parameters()]
-            if any(id(p) in tensors for p in (*held, *inner)):
-                yield Fact("weights not registered", f"{prefix}.{name}" if prefix else name)
 
 
 def layer_table(model: str, layers: Iterable[LayerSignal]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
-from normfree.diagnostics.graph_nodes import place_of, walk
-from normfree.diagnostics.input_and_loss import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
+from normfree.diagnostics.measurement.graph_nodes import place_of, sources_of
+from normfree.diagnostics.measurement.inputs_and_outputs import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
+from normfree.diagnostics.passes.derivative_checks import gradient_origin
+from normfree.diagnostics.passes.tracing import Trace, first_difference, trace
 from normfree.diagnostics.signals import CONSTANT, Fact, Gain, Signal
-from normfree.diagnostics.tracing import Trace, first_difference, trace
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import (
     ModelParts,
@@ -41,17 +41,17 @@ class OpenQuestions(NamedTuple):
 
     Attributes:
         ended: The first sum or layer whose signal is zero or the same for all samples, '' if there is none.
-        silent: Whether a signal that ends there is a fault.
-        still: The last layers outside of branches with weights, but without a gradient.
-        idle: The outermost modules of which no weight got a gradient.
+        silence_is_fault: Whether a signal that ends there is a fault.
+        layers: The last layers outside of branches with weights, but without a gradient.
+        modules: The outermost modules of which no weight got a gradient.
         ignored: The parts of the input that got no gradient.
-        heads: The idle modules that may be other heads of the model, and are no fault if the output needs none of them.
+        heads: Those of the modules that may be other heads of the model, which the output may do without.
     """
 
     ended: str
-    silent: bool
-    still: list[str]
-    idle: list[str]
+    silence_is_fault: bool
+    layers: list[str]
+    modules: list[str]
     ignored: list[IgnoredInput]
     heads: Set[str] = frozenset()
 
@@ -68,34 +68,50 @@ def with_origin(
     origin: list[str] = []
     failures = _Failures({id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()})
     args, kwargs = _copied(inputs)
-    if not broken and signal.inputs.finite and (asked.silent or signal.unmeasured):
+    if not broken and signal.inputs.finite and (asked.silence_is_fault or signal.unmeasured):
         with (
             torch.enable_grad(),  # the model may take derivatives
             preserve_model_state(model, parts),
-            find_origin(parts.modules, varies if asked.silent else is_finite) as origin,
+            find_origin(parts.modules, varies if asked.silence_is_fault else is_finite) as origin,
             failures.following(parts.modules) if signal.unmeasured else nullcontext(),
         ):
             output = model(*args, **kwargs)
             failures.ended = True
             if signal.unmeasured:
                 loss(output)
-    idle = asked.idle
-    cut = [name for name in (*asked.still, *idle[-MOST_CANDIDATES:]) if influences(model, parts, name, args, kwargs)]
+    silent_modules = asked.modules
+    cut = [
+        name
+        for name in (*asked.layers, *silent_modules[-MOST_CANDIDATES:])
+        if influences(model, parts, name, args, kwargs)
+    ]
     # A branch that starts at 0, as in Fixup, hides what it reads, but only until the first step.
     with _without_zeros(model, parts):
-        hidden = [n for n in idle[-MOST_CANDIDATES:] if n not in cut and influences(model, parts, n, args, kwargs)]
+        hidden = [
+            n for n in silent_modules[-MOST_CANDIDATES:] if n not in cut and influences(model, parts, n, args, kwargs)
+        ]
         unread = [i for i in asked.ignored if not _is_read(model, parts, i, args, kwargs)]
     used = (*cut, *hidden)
     unused = (
-        [name for name in idle if name not in {*used, *asked.heads}] if len(idle) <= MOST_CANDIDATES or not used else []
+        [name for name in silent_modules if name not in {*used, *asked.heads}]
+        if len(silent_modules) <= MOST_CANDIDATES or not used
+        else []
     )
     facts = (*signal.facts, *(Fact("input ignored", "the input", i.part) for i in unread))
     inside = [name for name in origin if asked.ended and name.startswith(f"{asked.ended}.")]
-    place, function = failures.found[0] if failures.found else ("", "")
-    first = next(iter(inside or origin), place)
-    kind = type(parts.modules[first]).__name__ if first in parts.modules else ""
-    signal = replace(signal, broken=broken, origin=first, origin_kind=kind, origin_function=function, facts=facts)
-    return replace(signal, cut=tuple(cut), unused=tuple(unused))
+    failure = failures.found[0] if failures.found else _Failure()
+    first = next(iter(inside or origin), failure.place)
+    return replace(
+        signal,
+        broken=broken,
+        origin=first,
+        origin_kind=type(parts.modules[first]).__name__ if first in parts.modules else "",
+        origin_function=failure.function,
+        origin_reads=failure.reads,
+        facts=facts,
+        cut_layers=tuple(cut),
+        unused=tuple(unused),
+    )
 
 
 def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = None, loss: Any = None) -> Signal:
@@ -104,10 +120,10 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
     if signal.unmeasured:
         return signal
     facts = (*signal.facts, *noise_facts(model, parts, (args, kwargs)))
-    overflows = _Overflows()  # the graph does not show code before the first weight
-    with torch.enable_grad(), preserve_model_state(model, parts), overflows.following(parts.modules):
+    failures = _Failures({})  # the graph does not show overflows before the first weight
+    with torch.enable_grad(), preserve_model_state(model, parts), failures.following(parts.modules):
         model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
-    facts = (*(Fact("overflow", place) for place in overflows.found[:1]), *facts)
+    facts = (*[Fact("overflow", failure.place) for failure in failures.found if failure.half][:1], *facts)
     if signal.head.variation <= CONSTANT:
         facts = (*facts, *end_of_variation(trace(model, parts, (args, kwargs), evaluate=False)))
 
@@ -115,9 +131,9 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
         value = loss_of(output, targets, loss)
         return random_start(output) if value is None else value
 
-    for fact in signal.by_kind["copies of one module"]:
-        if not equal_gradients(model, parts, args, kwargs, start, fact.detail.split(", ")):
-            facts = tuple(f for f in facts if f is not fact)
+    for names in dict.fromkeys(fact.detail for fact in signal.by_kind["copies of one module"]):
+        if not equal_gradients(model, parts, args, kwargs, start, names.split(", ")):
+            facts = tuple(f for f in facts if f.kind != "copies of one module" or f.detail != names)
     found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), facts=facts)
     if all(math.isfinite(s.gradient_level) for s in signal.sums):
         return found
@@ -197,6 +213,10 @@ def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs
     changed = called[:1] if name in called else called
     before = _run(model, parts, args, kwargs)[0]
     with hooked({inside[n]: other for n in changed}):
+        if not torch.equal(before, _run(model, parts, args, kwargs)[0]):
+            return True
+    weights = [p for m in inside.values() for p in m.parameters(recurse=False) if not is_sharded(p)]
+    with substitute_tensors(model, {id(p): 0.5 - 1.7 * p.detach() for p in weights}):  # used by a function
         return not torch.equal(before, _run(model, parts, args, kwargs)[0])
 
 
@@ -270,20 +290,13 @@ def varies(tensor: Tensor) -> bool:
     return bool((t != t[:1]).any() if t.dim() > 1 and len(t) > 1 else t.any())
 
 
-class _Owners(Observer):
-    """Remembers which module's forward pass made each node of the autograd graph."""
+class _Failure(NamedTuple):
+    """A function that makes numbers infinite or NaN: its place, its name, what it read, and whether in float16."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.owner: dict[Any, str] = {}
-
-    def on_function(self, call: FunctionCall) -> Any:
-        """Remember the node of the result."""
-        out = call.run()
-        for t in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(t, Tensor) and t.grad_fn is not None:
-                self.owner.setdefault(t.grad_fn, self.home)
-        return out
+    place: str = ""
+    function: str = ""
+    reads: str = ""
+    half: bool = False
 
 
 class _Failures(Observer):
@@ -296,7 +309,7 @@ class _Failures(Observer):
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()
         self.names = names
-        self.found: list[tuple[str, str]] = []
+        self.found: list[_Failure] = []
         self.ended = False
 
     def on_function(self, call: FunctionCall) -> Any:
@@ -304,68 +317,16 @@ class _Failures(Observer):
         given = [t for t in tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor | float)]
         tensors = [t for t in given if isinstance(t, Tensor) and t.is_floating_point()]
         numbers = not any(bool(t.isnan().any()) for t in tensors)
-        finite = all(map(_finite, tensors)) and all(math.isfinite(t) for t in given if isinstance(t, float))
+        finite = all(map(is_finite, tensors)) and all(math.isfinite(t) for t in given if isinstance(t, float))
         out = call.run()
         made = out if isinstance(out, Tensor) and out.is_floating_point() else torch.zeros(())
-        if (numbers and bool(made.isnan().any())) or (finite and not _finite(made)):
-            sources = (place_of(t.grad_fn, self.names) for t in tensors if t.grad_fn is not None)
-            place = self.home or next(filter(None, sources), "")
-            self.found.append(("the loss" if self.ended else place, call.name))
+        if (numbers and bool(made.isnan().any())) or (finite and not is_finite(made)):
+            nodes = [t.grad_fn for t in tensors if t.grad_fn is not None]
+            read = list(dict.fromkeys(name for node in nodes for name in sources_of(node, self.names)))
+            place = next(filter(None, (place_of(node, self.names) for node in nodes)), "")
+            place = "the loss" if self.ended else self.home or place
+            self.found.append(_Failure(place, call.name, " and ".join(read[:3]), made.dtype is torch.float16))
         return out
-
-
-class _Overflows(Observer):
-    """Collects the modules whose code turns finite numbers into infinite ones in float16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def on_function(self, call: FunctionCall) -> Any:
-        """Look at the largest number before and after."""
-        out = call.run()
-        if isinstance(out, Tensor) and out.dtype is torch.float16 and bool((out == math.inf).any()):
-            given = [t for t in tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor)]
-            if given and not any(bool((t == math.inf).any()) for t in given):
-                self.found.append(self.home)
-        return out
-
-
-def gradient_origin(
-    model: nn.Module, parts: ModelParts, args: Any, kwargs: Any, start: Callable[[Any], Tensor]
-) -> tuple[str, str]:
-    """The module and the function whose derivative is not finite although the gradient that it gets is.
-
-    Args:
-        start: Returns the number at which the backward pass starts, from the model's output.
-
-    Returns:
-        Two empty strings if there is none.
-    """
-    found: list[Any] = []
-
-    def hook(node: Any) -> Any:
-        def look(inputs: Any, outputs: Any) -> None:
-            if not found and all(map(_finite, outputs)) and not all(map(_finite, inputs)):
-                found.append(node)
-
-        return look
-
-    owners = _Owners()
-    with torch.enable_grad(), preserve_model_state(model, parts):
-        with owners.following(parts.modules):
-            value = start(model(*args, **kwargs))
-        for node in walk([value.grad_fn], most=sys.maxsize):
-            if node.next_functions:
-                node.register_hook(hook(node))
-        value.backward()
-    if not found:
-        return "", ""
-    return owners.owner.get(found[0], ""), str(found[0].name()).partition("Backward")[0].lower()
-
-
-def _finite(tensor: Any) -> bool:
-    return not isinstance(tensor, Tensor) or is_finite(tensor)
 
 
 def random_start(output: Any) -> Tensor:
@@ -376,15 +337,15 @@ def random_start(output: Any) -> Tensor:
 
 
 def noise_facts(model: nn.Module, parts: ModelParts, arguments: Any) -> Iterator[Fact]:
-    """The squared difference of the output between two passes over that between two samples, and where it begins."""
+    """The difference of the output between two passes over that between two samples, and where it begins."""
     args, kwargs = arguments
     outputs = (_run(model, parts, args, kwargs, seed)[0].float() for seed in (0, 1))
     one, other = (output if output.dim() else output[None] for output in outputs)  # a loss is one number
     between = ((one - one.roll(1, 0)) * (other - other.roll(1, 0))).mean()  # noise has no part in it, on average
-    share = float((one - other).square().mean() / between.clamp_min(1e-12))
+    share = float(((one - other).square().mean() / between.clamp_min(1e-12)).sqrt())
     if share:
         first, second = (trace(model, parts, arguments, evaluate=False, seed=seed) for seed in (0, 1))
-        yield Fact("noise", first_difference(first, second), value=share)
+        yield from (Fact("noise", place, value=share) for place in [first_difference(first, second)] if place)
 
 
 def end_of_variation(calls: Trace) -> Iterator[Fact]:

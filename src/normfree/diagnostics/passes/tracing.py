@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.input_and_loss import first_tensor
+from normfree.diagnostics.measurement.inputs_and_outputs import first_tensor
 from normfree.nn.model_state import ModelParts, hooked, preserve_model_state
 
 SAME = 1e-4  # relative difference of one sample's output between two batches; rounding leaves 1e-6

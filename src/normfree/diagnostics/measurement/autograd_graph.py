@@ -7,7 +7,6 @@ place is the weight layer, or normalizer, that the node reads from.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,8 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from normfree.diagnostics.graph_nodes import NEAR, VIEWS, first_function, function_name, place_of, saved_tensor, walk
-from normfree.diagnostics.moments import MOST_SAMPLES, concatenate, sample_values
+from normfree.diagnostics.measurement.graph_nodes import (
+    CAMEL_CASE,
+    NEAR,
+    VIEWS,
+    dimension,
+    first_function,
+    function_name,
+    group_size,
+    normalized_variance,
+    place_of,
+    saved_tensor,
+    walk,
+)
+from normfree.diagnostics.measurement.moments import MOST_SAMPLES, concatenate, sample_values
 from normfree.diagnostics.signals import Fact, GraphFacts
 from normfree.graph.observer import ACTIVATIONS
 from normfree.nn.model_state import ModelParts, is_sharded
@@ -39,11 +50,10 @@ ROOTS = {
 RARE = 0.05  # an output may be the probability of something rarer, and is no shut gate
 PADDED = 16  # samples whose padding is looked at
 CONDITIONS = (
-    "softmax over the wrong axis", "attention masked out", "mask of the wrong side", "mask of the diagonal",
+    "softmax over the wrong axis", "even attention", "mask of the wrong side", "mask of the diagonal",
     "padding attended to", "choice by ties", "overflow", "items overwritten",
 )  # fmt: skip
 DOUBLED = ("Tanh", "Sigmoid", "Softmax", "Gelu", "Silu")  # functions that nobody applies twice in a row
-CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")  # torch writes leaky_relu, its graph LeakyRelu
 # Functions that are linear in the signal, or only move, average or normalize it.
 LINEAR = frozenset({
     *VIEWS, *NORMALIZERS, "AccumulateGrad", "Add", "Sub", "Addmm", "Mm", "Mv", "Convolution", "Mean",
@@ -76,6 +86,7 @@ class GraphReader:
         self.batch = 0
         self.functions: Counter[str] = Counter()
         self.custom = False
+        self.products = False  # whether a signal is multiplied by another one
         self.reached: set[int] = set()
         self.ends: set[Any] = set()  # the functions that made the outputs
         self.attentions: list[tuple[Any, Tensor]] = []  # with their weights, or numbers that are zero where these are
@@ -102,7 +113,7 @@ class GraphReader:
         maker = first_function(end)
         active = [n for k, _ in self.functions.most_common() if (n := CAMEL_CASE.sub("_", k).lower()) in ACTIVATIONS]
         found = GraphFacts(
-            nonlinear=not self.functions.keys() <= LINEAR,
+            nonlinear=self.products or not self.functions.keys() <= LINEAR,
             activation=active[0] if active else "",
             output=function_name(maker),
             output_place=place_of(maker, self.names),
@@ -117,16 +128,16 @@ class GraphReader:
         self.noted.append((Fact(kind, place_of(node, self.names, near), detail), numbers, node))
 
     def _fetch(self) -> list[Fact]:
-        """Fetch the numbers of all facts; conditions that do not hold are left out."""
+        """Fetch the numbers of all facts, from the input on; conditions that do not hold are left out."""
         tensors = [t.float().reshape(1) for _, numbers, _ in self.noted for t in numbers]
         values = iter(concatenate(tensors).tolist() if tensors else [])
         facts, restored = [], -1
         for fact, numbers, node in self.noted:
             value, mean = ([next(values) for _ in numbers] + [math.nan] * 2)[:2]
             if fact.kind == EPSILON:
-                eps = float(fact.detail)
+                mean = eps = float(fact.detail)
                 swamped = bool(fact.place) and value > 1 - SWAMPED  # then the exact variance: 1 - value is rounded
-                value = _variance(node) if swamped else 0.0
+                value = normalized_variance(node) if swamped else 0.0
                 made = node._sequence_nr()
                 if not 0 < value < SWAMPED * eps:
                     restored = max(restored, made)
@@ -136,13 +147,14 @@ class GraphReader:
             elif fact.kind in CONDITIONS and not value:
                 continue
             facts.append(replace(fact, value=value, mean=mean))
-        return facts
+        return facts[::-1]  # the walk goes from the output to the input
 
     def _read_node(self, node: Any) -> None:
         kind = function_name(node)
-        if kind == "LeakyRelu" and node._saved_negative_slope == 1:  # as of nn.LeakyReLU(True)
+        if _is_identity(node, kind):
             kind = "Alias"
         self.functions[kind] += 1
+        self.products = self.products or (kind in ("Mul", "Div") and _multiplies_signals(node))
         if kind in DOUBLED and function_name(before := first_function(node.next_functions[0][0])) == kind:
             self._note("{function} twice", before, detail=kind.lower())
         if isinstance(node, BackwardCFunction):
@@ -204,7 +216,7 @@ class GraphReader:
     def _read_normalizer(self, node: Any) -> None:
         """Look for groups of one value, and note epsilon over the variance plus epsilon."""
         rate = saved_tensor(node, "result2")
-        if _group_size(node) == 1:
+        if group_size(node) == 1:
             self._note("normalizer of one value", node, near=8)
         eps = getattr(node, "_saved_eps", None)
         eps = eps or getattr(self.parts.modules.get(place_of(node, self.names, 8)), "eps", None)
@@ -259,8 +271,8 @@ class GraphReader:
             if mask is not None and mask.numel() >= 64:
                 y = sample_values(mask)
                 top, zero = y.max(), (y == 0).float().mean()
-                whole = ((y == 0) | (y == top)).all() & ((top * (1 - zero) - 1).abs() < 0.5) & (top > 1)
-                self._note("dropout", node, zero * whole)
+                is_dropout = ((y == 0) | (y == top)).all() & ((top * (1 - zero) - 1).abs() < 0.5) & (top > 1)
+                self._note("dropout", node, zero * is_dropout)
 
     def _read_product(self, node: Any, kind: str) -> None:
         """Look for factors that are plain tensors of a module, and for attention weights that do not add up to 1."""
@@ -289,7 +301,7 @@ class GraphReader:
             return
         read = [f for f in cat.next_functions if f[0] is not None]
         dims = len(cat._input_metadata[0].shape)
-        if (cat._saved_dim + 2**63) % 2**64 - 2**63 in ((1,) if kind == "Convolution" else (-1, dims - 1)):
+        if dimension(cat._saved_dim) in ((1,) if kind == "Convolution" else (-1, dims - 1)):
             again = next((f for f, number in read if read.count((f, number)) > 1), None)
             place = next((p for f, _ in inputs if (p := place_of(first_function(f), self.names, 1))), "")
             if place and again is not None and place_of(again, self.names):
@@ -299,8 +311,7 @@ class GraphReader:
     def _read_softmax(self, node: Any, result: Tensor) -> None:
         """Look for a wrong axis or mask, and note how evenly an attention weighs the positions."""
         before = first_function(node.next_functions[0][0])
-        dim = getattr(node, "_saved_dim", -1)
-        dim = dim - 2**64 if dim >= 2**63 else dim
+        dim = dimension(getattr(node, "_saved_dim", -1))
         size = result.shape[dim] if result.dim() else 1
         from_layer = before is not None and function_name(before) not in PRODUCTS and _reads_parameter(before)
         if size == 1 and from_layer and place_of(node, self.names):
@@ -314,7 +325,7 @@ class GraphReader:
                 self.attentions.append((node, last))
             some = last[: max(1, MOST_SAMPLES * 4 // max(1, last[0].numel()))].float()
             self._note("openness", node, _attention_openness(some), detail="attention")
-            self._note("attention masked out", node, (some == some[..., :1]).all())
+            self._note("even attention", node, (some == some[..., :1]).all())
             if some.dim() > 2 and function_name(before) in (*MASKINGS, "Baddbmm"):
                 self._read_sides(node, some)
 
@@ -326,6 +337,20 @@ class GraphReader:
             self._note("mask of the wrong side", node, (past == 0) & (future > 0))
             own = weights.diagonal(dim1=-2, dim2=-1)
             self._note("mask of the diagonal", node, (weights.sum() == own.sum()) & (own > 0).all())
+
+
+def _is_identity(node: Any, kind: str) -> bool:
+    """Whether an activation passes everything on, as nn.LeakyReLU(True) does, whose argument is the slope."""
+    if kind == "PreluKernel":
+        slope = saved_tensor(node, "weight")
+        return slope is not None and bool((slope == 1).all())
+    return kind == "LeakyRelu" and node._saved_negative_slope == 1
+
+
+def _multiplies_signals(node: Any) -> bool:
+    """Whether both factors have a gradient, and none is a parameter."""
+    factors = [first_function(f, (*VIEWS, "Expand")) for f, _ in node.next_functions]
+    return len(factors) == 2 and all(f is not None and function_name(f) != "AccumulateGrad" for f in factors)
 
 
 def _is_cut_along_its_axis(source: Any, softmax: Any) -> bool:
@@ -346,13 +371,6 @@ def _is_cut_along_its_axis(source: Any, softmax: Any) -> bool:
 def _attention_openness(weights: Tensor) -> Tensor:
     """A softmax passes 1 - Σp² of the gradient, which is largest if all weights are equal."""
     return ((1 - weights.square().sum(-1)) / (1 - 1 / weights.shape[-1])).mean().square()
-
-
-def _group_size(node: Any) -> int:
-    """The number of values that a group or layer norm normalizes together; 0 for others."""
-    if function_name(node) == "NativeGroupNorm":
-        return int(node._saved_C * node._saved_HxW // node._saved_group)
-    return math.prod(getattr(node, "_saved_normalized_shape", (0,)))
 
 
 def _plain_tensors(modules: Mapping[str, nn.Module]) -> dict[int, int]:
@@ -379,18 +397,3 @@ def _loss_functions(start: Any, end: Any) -> tuple[str, ...]:
         found.append(function_name(node))
         waiting.extend(f for f, _ in node.next_functions)
     return tuple(found) if start is not end else ()
-
-
-def _variance(node: Any) -> float:
-    """The variance that a normalizer divides by, in float64."""
-    x = saved_tensor(node, "input")
-    if x is None or x.dim() < 2:
-        return math.nan
-    kind = function_name(node)
-    values = x[:64].double()
-    if kind == "NativeBatchNorm":
-        return float(x.double().movedim(1, 0).flatten(1).var(1, correction=0).median())
-    if kind == "NativeGroupNorm":
-        return float(values.reshape(len(values), node._saved_group, -1).var(-1, correction=0).median())
-    dims = len(tuple(getattr(node, "_saved_normalized_shape", (1,))))
-    return float(values.flatten(values.dim() - dims).var(-1, correction=0).median())

@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.diagnostics.graph_nodes import walk
+from normfree.diagnostics.measurement.inputs_and_outputs import IMAGES
+from normfree.diagnostics.passes.derivative_checks import check_derivatives, check_draws
+from normfree.diagnostics.passes.tracing import Trace, TracedCall, first_difference, rows_of, trace, values_differ
 from normfree.diagnostics.signals import Fact, Signal
-from normfree.diagnostics.tracing import Trace, TracedCall, first_difference, rows_of, trace, values_differ
 from normfree.graph.observer import MATRIX_PRODUCTS, FunctionCall, Observer
-from normfree.nn.model_state import ModelParts, hooked, preserve_model_state, substitute_tensors
+from normfree.nn.model_state import ModelParts, hooked, preserve_model_state
 from normfree.nn.normalizers import is_norm
 
 LEAST_SAMPLES = 12  # two passes of two samples cost at most a ninth of a pass forward and backward
@@ -46,8 +46,10 @@ def check_model(
     main = max(tensors, key=lambda t: t.numel())
     found: list[Fact] = []
     checks: list[Callable[[], Iterable[Fact]]] = [partial(check_samples, model, parts, arguments, main, signal)]
-    if shifted := _next_element(main, targets):
-        checks.append(partial(check_causality, model, parts, arguments, main, shifted))
+    sequence = next((t for t in tensors if _next_element(t, targets)), main)  # a decoder may read the targets
+    shifted, mixing = _next_element(sequence, targets), _mixing_place(signal, sequence)
+    if shifted or mixing:
+        checks.append(partial(check_positions, model, parts, arguments, sequence, shifted, mixing))
     if signal.outputs > 1:
         checks.append(partial(check_draws, model, parts, arguments, main))
     if signal.inputs.is_unusual:
@@ -173,8 +175,8 @@ class _Calls(Observer):
             self.strangers.append(self.home or self._last)
         out = call.run()
         written = [n for size in call.args[1:] for n in (size if isinstance(size, Sequence) else (size,))]
-        whole = out.shape if isinstance(out, Tensor) and call.name in ("view", "reshape") else ()
-        sizes = [-n if m == -1 else n for m, n in zip(written, whole, strict=False)]
+        shape = out.shape if isinstance(out, Tensor) and call.name in ("view", "reshape") else ()
+        sizes = [-n if m == -1 else n for m, n in zip(written, shape, strict=False)]
         if sizes and exchanges(call.args[0].shape, sizes):
             change = f"{_sizes(call.args[0])} into {_sizes(out)} behind {self._last}"
             self.reshapes[id(out)] = (self.home or self._last, change)
@@ -233,168 +235,102 @@ def _next_element(main: Tensor, targets: Any) -> str:
 MOSTLY = 0.9  # of the targets that are the next elements of the input; padding and the end of a text differ
 
 
-def check_causality(model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, shifted: str) -> Iterator[Fact]:
-    """Compare two passes that differ in the second half of the sequence: the first half must not change.
+LEAST_BRANCH = 1e-10  # of a branch beside its shortcut, which may start at zero
+LEAST_POSITIONS = 4
+LEAST_SUMS = 4  # of a sequence of patches or words, which have the purpose to mix them; half as many with attention
 
-    If the targets equal the input, a model whose first half does not change reads what it has to predict.
+
+def _mixing_place(signal: Signal, main: Tensor) -> str:
+    """The first place of a network that attends, or has residual blocks over patches or words; '' for others.
+
+    A set of vectors or points may also go through each block one by one.
     """
-    half = main.shape[1] // 2
+    attends = [f.place for f in signal.by_kind["openness"] if f.detail == "attention"]
+    sums = [s.name for s in signal.sums if not s.layer and len(s.shape) == 3 and s.shape[1] >= LEAST_POSITIONS]
+    patches = main.dim() == IMAGES or not main.is_floating_point()
+    shut = [s for s in signal.sums if not s.layer and s.branch.power <= LEAST_BRANCH * s.shortcut.power]
+    if shut or len(main) < LEAST_SAMPLES or main.dim() < 2 or main.shape[1] < 2 or not (attends or patches):
+        return ""
+    if len(sums) < (LEAST_SUMS // 2 if attends else LEAST_SUMS):
+        return ""
+    return attends[0] if attends else sums[0]
+
+
+def check_positions(
+    model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, shifted: str, mixing: str
+) -> Iterator[Fact]:
+    """Compare two passes that differ at one position of the input.
+
+    If the model predicts the next element, no earlier position may change. If the targets equal the input, such a model
+    reads what it has to predict. If the model should mix its positions, another one has to change.
+
+    Args:
+        shifted: How the targets repeat the input, by `_next_element`.
+        mixing: The place that should mix the positions, by `_mixing_place`.
+    """
+    image = main.dim() == IMAGES
+    at = 0 if image else _inner_position(main[:2])
     first = tree_map(lambda t: rows_of(t, len(main), (0, 1)), arguments)
-    changed = main[:2].detach().clone()
-    changed[:, half:] = main[:2].flip(1)[:, : main.shape[1] - half].roll(1, 0)
-    second = tree_map(lambda t: changed if isinstance(t, Tensor) and t.shape == changed.shape else t, first)
+    moved = main[:2].detach().clone()
+    if image:
+        moved[..., 0, 0] = main[1:3, ..., 0, 0]
+    else:
+        moved[:, at] = _other_element(main[:2].detach(), at)
+    second = tree_map(lambda t: moved if isinstance(t, Tensor) and t.shape == moved.shape else t, first)
 
     def traces(*, inside: bool) -> list[Trace]:
         passes = partial(trace, model, parts, evaluate=True, inside=inside, positions=main.shape[1])
         return [passes(first), passes(second)]
 
-    def leaks(a: list[Tensor], b: list[Tensor]) -> bool:
-        return values_differ(*([h for t in tensors if (h := first_half(t)) is not None] for tensors in (a, b)))
+    def earlier(tensors: list[Tensor]) -> list[Tensor]:
+        axes = [next((axis for axis in (1, t.dim() - 1) if t.shape[axis] == main.shape[1]), 0) for t in tensors]
+        return [t.narrow(axis, 0, at) for t, axis in zip(tensors, axes, strict=True) if axis]
 
-    def first_half(tensor: Tensor) -> Tensor | None:
-        axes = [axis for axis in (1, tensor.dim() - 1) if tensor.shape[axis] == main.shape[1]]
-        return tensor.narrow(axes[0], 0, half) if axes else None
-
-    (one,), (other,) = traces(inside=False)
-    if not one.returned or first_half(one.returned[0]) is None:
+    inside = traces(inside=not shifted)
+    changes = [_changed_positions(*pair) for pair in zip(*inside, strict=False)]
+    if mixing and any(changes) and max(map(len, changes)) == 1:
+        yield Fact("positions apart", mixing)
+    one, other = (found[-1].returned for found in inside)
+    if not shifted or not earlier(one):
         return
-    seen = leaks(one.returned, other.returned)
+    seen = values_differ(earlier(one), earlier(other))
     if seen and shifted == "next":
         calls = zip(*traces(inside=True), strict=False)
-        place = next(a.name for a, b in calls if leaks(a.returned, b.returned) and not leaks(a.read, b.read))
+        place = next(
+            a.name
+            for a, b in calls
+            if values_differ(earlier(a.returned), earlier(b.returned))
+            and not values_differ(earlier(a.read), earlier(b.read))
+        )
         if not place or not is_norm(parts.modules[place]):  # statistics of all positions tell little of the next one
             yield Fact("later positions seen", place or "the output")
     elif not seen and shifted == "same":
         yield Fact("targets not shifted", "the targets")
 
 
-def check_draws(model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor) -> Iterator[Fact]:
-    """Find an output that is made of a random draw whose distribution gets no gradient from it, but from another one.
-
-    The weights that only another output has in its graph change this output all the same, and so does the seed.
-    """
-    few = tree_map(lambda t: rows_of(t, len(main), (0, 1)), arguments)
-
-    def run(seed: int, scaled: Sequence[Tensor] = ()) -> list[Tensor]:
-        with preserve_model_state(model, parts), torch.enable_grad():
-            torch.manual_seed(seed)
-            with substitute_tensors(model.eval(), {id(p): 1.5 * p.detach() for p in scaled}):
-                found = tree_leaves(model(*few[0], **few[1]))
-        return [t for t in found if isinstance(t, Tensor) and t.grad_fn is not None]
-
-    outputs = run(0)
-    names = {id(p): name for name, p in parts.parameters.items()}
-    seen = [{id(getattr(node, "variable", None)) for node in walk([t.grad_fn])} & names.keys() for t in outputs]
-    for i, reached in enumerate(seen):
-        others = set().union(*seen) - reached
-        changed = [p for p in parts.parameters.values() if id(p) in others]
-        if reached and others and all(values_differ([outputs[i]], [run(*new)[i]]) for new in ((1,), (0, changed))):
-            first = next(name for p, name in names.items() if p in reached).rpartition(".")[0]
-            before = dict.fromkeys(name.rpartition(".")[0] for p, name in names.items() if p in others)
-            yield Fact("draw without a gradient", first, ", ".join(before))
-            return
+def _inner_position(few: Tensor) -> int:
+    """The middle of a sequence, or an earlier position if padding, the last element, begins before it."""
+    middle = few.shape[1] // 2
+    differs = few[:, 1 : middle + 1] != few[:, -1:]
+    words = differs.flatten(2).any(2) if few.dim() > 2 else differs
+    inside = words.all(0).nonzero().flatten().tolist()
+    return 1 + inside[-1] if inside else middle
 
 
-SMOOTH = 0.1  # relative difference of the differences over two distances, below which a function is smooth
-WRONG = 0.2  # relative error of a derivative of a smooth function
-FAR_OFF = 10.0  # factor between a surrogate derivative, as of a rounding, and the mean slope of the function
-MOST_MODULES = 4  # that are checked
+def _other_element(few: Tensor, at: int) -> Tensor:
+    """For each sample, an element of the sequence that differs from the one at a place, if there is any."""
+    differs = (few != few[:, at : at + 1]).flatten(2).any(2) if few.dim() > 2 else few != few[:, at : at + 1]
+    return few[torch.arange(len(few)), differs.int().argmax(1)]
 
 
-def check_derivatives(
-    model: nn.Module, parts: ModelParts, arguments: Any, main: Tensor, targets: Any, loss: Any
-) -> Iterator[Fact]:
-    """Compare the derivatives that the user wrote with central differences, at the modules that call them.
-
-    A function that reverses the gradient on purpose is a fault only if a step of the layers before it raises the loss.
-    """
-    calls: dict[str, tuple[nn.Module, Any, Any]] = {}
-
-    def hook(name: str) -> Any:
-        def look(module: nn.Module, args: Any, out: Any) -> None:
-            x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
-            inside = any(not name or inner.startswith(f"{name}.") for inner in calls)
-            if x is not None and isinstance(out, Tensor) and not inside and _calls_custom(out, args):
-                calls.setdefault(name, (module, args, x))
-
-        return look
-
-    few = tree_map(lambda t: rows_of(t, len(main), range(min(len(main), 8))), arguments)
-    with (
-        hooked({m: hook(name) for name, m in parts.modules.items()}),
-        preserve_model_state(model, parts),
-        torch.enable_grad(),
-    ):
-        model(*few[0], **few[1])
-    for name, (module, args, x) in list(calls.items())[:MOST_MODULES]:
-        with preserve_model_state(model, parts):
-            ratio, smooth = _measure_derivative(module, args, x)
-        reverses = smooth and ratio < 0
-        wrong = abs(ratio - 1) > WRONG if smooth else not 1 / FAR_OFF < ratio < FAR_OFF
-        if wrong and not reverses:
-            yield Fact("wrong derivative", name or "the model", value=ratio)
-        elif wrong and loss is not None:
-            for before in _ascending(model, parts, arguments, lambda out: loss(out, targets)):
-                yield Fact("gradient reversed", name or "the model", before, ratio)
-                return
+def _changed_positions(one: TracedCall, other: TracedCall) -> set[int]:
+    """The positions of sequences (N, T, C) that a module returns otherwise, by more than rounding."""
+    found: set[int] = set()
+    for x, y in zip(one.returned, other.returned, strict=False):
+        if x.dim() == 3 and x.shape == y.shape and x.shape[1] >= LEAST_POSITIONS:
+            change = (x - y).abs().amax((0, 2)) > LEAST_CHANGE * x.abs().max()
+            found.update(change.nonzero().flatten().tolist())
+    return found
 
 
-def _ascending(model: nn.Module, parts: ModelParts, arguments: Any, loss: Callable[[Any], Tensor]) -> Iterator[str]:
-    """The children of the model whose own gradient, followed downhill, raises the loss."""
-
-    def value() -> Tensor:
-        torch.manual_seed(0)
-        return loss(model(*arguments[0], **arguments[1]))
-
-    with preserve_model_state(model, parts):
-        with torch.enable_grad():
-            learning = {name: p for name, p in parts.parameters.items() if p.requires_grad}
-            found = torch.autograd.grad(value(), list(learning.values()), allow_unused=True)
-        gradients = {name: g for name, g in zip(learning, found, strict=True) if g is not None}
-        for child in dict.fromkeys(name.partition(".")[0] for name in gradients):
-            own = {name: g for name, g in gradients.items() if name.partition(".")[0] == child}
-            length = math.sqrt(sum(float(g.double().square().sum()) for g in own.values()))
-            size = math.sqrt(sum(float(learning[name].detach().double().square().sum()) for name in own))
-            values = []
-            with torch.no_grad():
-                for step in (1e-3, -2e-3, 1e-3):
-                    for name, g in own.items():
-                        learning[name].add_(g, alpha=step * size / max(length, 1e-30))
-                    values.append(float(value()))
-            if values[0] < values[1]:  # uphill by the gradient is downhill by the loss
-                yield child
-
-
-def _calls_custom(out: Tensor, args: Any) -> bool:
-    """Whether a function with a derivative of the user stands between the arguments of a module and its output."""
-    ends = [t.grad_fn for t in tree_leaves(args) if isinstance(t, Tensor)]
-    return any(isinstance(node, BackwardCFunction) for node in walk([out.grad_fn], ends, most=1000))
-
-
-def _measure_derivative(module: nn.Module, args: Any, x: Tensor) -> tuple[float, bool]:
-    """The slope along the gradient by central differences over the slope by autograd, and whether it is smooth."""
-    start = x.detach().clone()
-
-    def run(value: Tensor) -> Tensor:
-        torch.manual_seed(0)
-        out: Tensor = module(*(value if a is x else a for a in args))
-        return out
-
-    with torch.enable_grad():
-        point = start.clone().requires_grad_()
-        out = run(point.clone())
-        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
-        (gradient,) = torch.autograd.grad(out, point, weights)
-    length = float(gradient.double().norm())
-    if not 0 < length < math.inf:
-        return 1.0, False
-    direction = gradient / gradient.abs().max()
-    with torch.no_grad():
-        slopes = []
-        for distance in (1e-3, 1e-1):
-            step = distance * float(start.double().square().mean().sqrt()) * direction
-            change = (run(start + step).double() - run(start - step).double()) * weights
-            slopes.append(float(change.sum() / (2 * step.double().norm())))
-    near, far = slopes
-    smooth = abs(near - far) < SMOOTH * abs(near)
-    return (near if smooth else far) / length, smooth
+LEAST_CHANGE = 1e-6  # relative, more than rounding: one of many positions has a small part in the others

@@ -1,6 +1,6 @@
 """Outliers: single blocks that differ from similar blocks, such as one with a too large weight or without normalizer.
 
-The fit of `diagnostics/growth.py` is robust, so a single block hardly changes it. This module finds such blocks,
+The fit of `growth.py` is robust, so a single block hardly changes it. This module finds such blocks,
 and judges them.
 """
 
@@ -16,8 +16,8 @@ from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
-from normfree.diagnostics.findings import Finding, SignalStatus, finding
-from normfree.diagnostics.growth import NOTICEABLE, DepthPoint, bounded_exp
+from normfree.diagnostics.rules.findings import Finding, SignalStatus, finding
+from normfree.diagnostics.rules.growth import NOTICEABLE, DepthPoint, bounded_exp
 from normfree.diagnostics.signals import NUMBERS, Signal, SumSignal
 from normfree.report.tables import compact, shorten_names
 
@@ -268,12 +268,12 @@ def _block_factors(sums: Sequence[SumSignal], kinds: Sequence[object], *, backwa
         sign = -1 if backward else 1
         from_shortcut = sign * math.log(after / own) if _is_positive(own) else math.nan
         logs[i] = sign * math.log(after / before), from_shortcut
-    late = _by_kind(kinds, [j for j in logs if not _is_opening(sums, j) and not _is_opening(sums, j - 1)])
-    inner = _by_kind(kinds, [j for j in logs if not _is_opening(sums, j)])
+    inside = _by_kind(kinds, [j for j in logs if not _is_opening(sums, j) and not _is_opening(sums, j - 1)])
+    not_first = _by_kind(kinds, [j for j in logs if not _is_opening(sums, j)])
     usual: dict[int, float] = {}
     for i in logs:
         opens = _is_opening(sums, i)  # no block of its stage is before it, so shortcuts are compared
-        for similar in (late, inner):
+        for similar in (inside, not_first):
             near = sorted(_nearest(similar[kinds[i]], i), key=lambda j: (sums[j].stage != sums[i].stage, abs(j - i)))
             values = [v for j in near[:SIMILAR] if not math.isnan(v := logs[j][opens])]
             if len(values) > 1:

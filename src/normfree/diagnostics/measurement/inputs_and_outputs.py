@@ -1,4 +1,4 @@
-"""The input, the output, the targets and the loss of a model: their numbers, and checks of each."""
+"""The input, the output and the targets of a model in numbers, and the loss of an output."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map, tree_map_with_path
 
 from normfree.arguments import call_loss, check_targets
-from normfree.diagnostics.graph_nodes import VIEWS, first_function, function_name, saved_tensor, walk
-from normfree.diagnostics.moments import variations
-from normfree.diagnostics.signals import Fact, GraphFacts, InputFacts, OutputFacts
+from normfree.diagnostics.measurement.moments import variations
+from normfree.diagnostics.signals import Fact, InputFacts, OutputFacts
 from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at
@@ -50,15 +49,19 @@ class WatchedInput(NamedTuple):
 IMAGES = 4  # dimensions; the gradient of an image would cost as much as the first layer
 
 
-def watch_inputs(arguments: Any) -> tuple[Any, list[WatchedInput]]:
-    """Copy the arguments so that their gradients and changes in place can be seen after the pass."""
+def watch_inputs(arguments: Any, *, images: bool = False) -> tuple[Any, list[WatchedInput]]:
+    """Copy the arguments so that their gradients and changes in place can be seen after the pass.
+
+    Args:
+        images: Whether images get a gradient, too.
+    """
     watched: list[WatchedInput] = []
 
     def watch(path: Any, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         leaf = value.detach().clone()
-        if value.is_floating_point() and value.dim() < IMAGES:
+        if value.is_floating_point() and (images or value.dim() < IMAGES):
             leaf.requires_grad_(True)
         watched.append(WatchedInput(keystr(path), leaf.clone(), leaf))
         return watched[-1].read
@@ -195,127 +198,6 @@ def output_facts(output: Tensor, targets: Any = None) -> OutputFacts:
     sums = logits.sum(-1)
     probabilities = bool((logits >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all())
     return OutputFacts(classes, square, chance, float(likely.mean()), variation, favourite, probabilities)
-
-
-# The ranges of the functions that may end a network.
-RANGES = {
-    **dict.fromkeys(("Relu", "Softplus", "Exp"), (0.0, math.inf)),
-    **dict.fromkeys(("Sigmoid", "Hardsigmoid", "Softmax"), (0.0, 1.0)),
-    **dict.fromkeys(("Tanh", "Hardtanh"), (-1.0, 1.0)),
-}
-
-
-TOGETHER = 1e-2  # rounding of targets that add up to 1
-
-
-@torch.no_grad()
-def unreachable_targets(function: str, output: Tensor | None, targets: Any) -> float:
-    """The fraction of the targets outside the range of the function that ends the network.
-
-    >>> unreachable_targets("Relu", torch.ones(4, 1), torch.tensor([[-1.0], [2.0], [-3.0], [4.0]]))
-    0.5
-    """
-    low, high = RANGES.get(function, (-math.inf, math.inf))
-    if output is None or not isinstance(targets, Tensor) or not targets.is_floating_point():
-        return 0.0
-    if targets.numel() != output.numel() or not targets.numel():
-        return 0.0
-    if function == "Softmax" and targets.dim() == 2:  # they have to add up to 1, too
-        return float(((targets.sum(1) - 1).abs() > TOGETHER).float().mean())
-    return float(((targets < low) | (targets > high)).float().mean())
-
-
-def broadcasts(output: Tensor | None, targets: Any, loss: tuple[str, ...]) -> bool:
-    """Whether the loss compares (N, 1) with (N,), which makes (N, N); `loss` names its functions.
-
-    A loss that changes the shape of the output itself is none.
-    """
-    if output is None or not isinstance(targets, Tensor) or not targets.is_floating_point() or not loss:
-        return False
-    if output.shape == targets.shape or output.numel() != targets.numel():
-        return False
-    reshaped = {"View", "UnsafeView", "Reshape", "Squeeze", "Select", "Unsqueeze", "T", "Transpose"} & set(loss)
-    try:
-        shape = torch.broadcast_shapes(output.shape, targets.shape)
-    except RuntimeError:
-        return False
-    return math.prod(shape) > output.numel() and not reshaped
-
-
-def binary_targets(result: Tensor | None) -> Iterator[Fact]:
-    """The range of the targets of a binary cross-entropy inside of a loss, if they are not between 0 and 1."""
-    for node in walk([None if result is None else result.grad_fn]):
-        wanted = saved_tensor(node, "target") if function_name(node).startswith("BinaryCrossEntropy") else None
-        if wanted is not None and bool((wanted < 0).any() | (wanted > 1).any()):
-            yield Fact("targets no probabilities", "the targets", value=float(wanted.min()), mean=float(wanted.max()))
-
-
-CROSS_ENTROPY = frozenset({"LogSoftmax", "NllLoss", "NllLoss2D", *VIEWS})
-REACHABLE = 0.5  # the probability of the right class that a network must be able to reach
-SAME_LENGTH = 1e-3  # relative difference between vectors that were divided by their lengths
-MOST_VECTORS = 256
-
-
-@torch.no_grad()
-def check_scores(output: Tensor | None, targets: Any, graph: GraphFacts) -> Iterator[Fact]:
-    """Follow the logits of a cross-entropy back: they must be able to grow beyond all bounds, or far enough."""
-    if output is None or output.dim() < 2 or not {"LogSoftmax"} <= set(graph.loss) <= CROSS_ENTROPY:
-        return
-    flat = output.dim() == 2 or (isinstance(targets, Tensor) and targets.shape == output.shape[:-1])
-    classes = output.shape[-1 if flat else 1]
-    bound = _bound_of_scores(output.grad_fn)
-    if bound < math.inf and classes not in (1, len(output)):  # else the samples are compared with each other
-        best = 1 / (1 + (classes - 1) * math.exp(-2 * bound))
-        if best < REACHABLE:
-            yield Fact("scores without a scale", graph.output_place, value=best)
-
-
-def _bound_of_scores(node: Any) -> float:
-    """The largest possible product of vectors of fixed lengths, times a fixed scale; ∞ if something can learn more."""
-    scale, node = 1.0, first_function(node)
-    while function_name(node) in ("Mul", "Div") and sum(f is not None for f, _ in node.next_functions) == 1:
-        index = next(i for i, (f, _) in enumerate(node.next_functions) if f is not None)
-        factor = saved_tensor(node, "self" if index else "other")
-        if factor is None or factor.numel() != 1 or (index and function_name(node) == "Div"):
-            return math.inf
-        scale *= float(factor) if function_name(node) == "Mul" else 1 / float(factor)
-        node = first_function(node.next_functions[index][0])
-    names, dims = ("self", "mat2"), (-1, -2)
-    if function_name(node) == "Sum" and len(getattr(node, "_saved_dim", None) or ()) == 1:
-        names, dims, node = ("self", "other"), (-1, -1), first_function(node.next_functions[0][0])
-        if function_name(node) != "Mul":
-            return math.inf
-    elif function_name(node) not in ("Mm", "Bmm"):
-        return math.inf
-    bound = abs(scale)
-    for (source, _), name, dim in zip(node.next_functions, names, dims, strict=True):
-        vectors, maker = saved_tensor(node, name), first_function(source, (*VIEWS, "Expand"))
-        if vectors is None or function_name(maker) not in ("Mul", "Div"):
-            return math.inf
-        learned = _learned_factors(maker)
-        if len(learned) > 1 or any(p.numel() == max(p.shape, default=1) for p in learned):  # a gain
-            return math.inf
-        lengths = vectors.float().movedim(dim, -1).flatten(0, -2)[:MOST_VECTORS].norm(dim=-1)
-        longest = float(lengths.max())
-        if not bool(((lengths < SAME_LENGTH * longest) | (lengths > (1 - SAME_LENGTH) * longest)).all()):
-            return math.inf
-        bound *= longest
-    return bound
-
-
-FACTORS = ("Mul", "Div", "Expand", "Exp", "Softplus", "Clamp", "ClampMin", *VIEWS)
-
-
-def _learned_factors(node: Any) -> set[Tensor]:
-    """The parameters that a tensor is a product or quotient of; the lengths that it is divided by are none."""
-    found, waiting = {node}, [node]
-    while waiting:
-        current = waiting.pop()
-        inputs = current.next_functions if function_name(current) in FACTORS else ()
-        new = {f for f, _ in inputs if f is not None} - found
-        found |= new
-        waiting += new
-    return {f.variable for f in found if function_name(f) == "AccumulateGrad"}
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus, finding
+from normfree.diagnostics.rules.findings import SEVERITY, Finding, SignalStatus, finding
 from normfree.diagnostics.signals import Gain, Signal
-from normfree.report.tables import compact
+from normfree.report.tables import compact, shorten_names
 
 # The change over depth.
 LARGE = 1e3  # a change that fails with any factor; residual networks with 1e4 did not train, with 4 they did
@@ -44,8 +44,6 @@ FORGETS_SOON = 0.1
 LOST_BY_ROUNDING = 1e-15
 
 SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
-
-HARMLESS: tuple[SignalStatus, ...] = ("preserved", "growing", "drifting")
 
 
 class DepthPoint(NamedTuple):
@@ -117,8 +115,9 @@ def judge_direction(
     broken = next((p for p in travelled if not math.isfinite(p.value)), None) or ended
     if broken is not None:
         before = [p.value for p in travelled[: travelled.index(broken)] if p.stream == broken.stream and p.value > 0]
-        change = before[-1] / before[0] if before else 1.0
-        sudden = change > 1 / LARGE and (math.isfinite(broken.value) or change < LARGE)
+        steps = [math.log(b / a) for a, b in pairwise(before)]
+        change = sum(steps) - max(steps, key=abs, default=0.0)  # but for one jump, which is no growth over depth
+        sudden = change > -math.log(LARGE) and (math.isfinite(broken.value) or change < math.log(LARGE))
         if math.isfinite(broken.value):
             return Direction("vanishing", math.nan, 0.0, broken.name, 0.0, broken.name, sudden=sudden)
         return Direction("exploding", math.nan, math.inf, broken.name, math.inf, broken.name, sudden=sudden)
@@ -137,8 +136,8 @@ def _judge_stream(
     travelled = list(points)[:: -1 if backward else 1]
     logs = [math.log(p.value) for p in travelled]
     ends = max(1, min(3, len(logs) // 8))
-    whole = median(logs[-ends:]) - median(logs[:ends])
-    ends_of_stages = _whole(stages if not backward else stages[::-1], logs)
+    end_to_end = median(logs[-ends:]) - median(logs[:ends])
+    ends_of_stages = _end_to_end(stages if not backward else stages[::-1], logs)
     mostly_inside = 2 * len(set(stages)) <= len(points)
     if normalized and mostly_inside and abs(inside) < math.log(NOTICEABLE):
         ends_of_stages = inside  # only the jumps between stages are left, and normalizers take them up
@@ -151,45 +150,49 @@ def _judge_stream(
     normalized_limit = LARGE_NORMALIZED if plain else LARGE_WITH_SUMS
     large = math.log(normalized_limit if tolerant else LARGE)
     learns_to_keep = tied and module_of(points[0].name) in gated and slope > 2 * math.log(SHUT_GATE)
-    forgets = tied and slope > math.log(FORGETS_SOON if whole > math.log(LOST_BY_ROUNDING) else FORGETS)
+    forgets = tied and slope > math.log(FORGETS_SOON if end_to_end > math.log(LOST_BY_ROUNDING) else FORGETS)
     small = -math.log(PLAIN_SMALL) if plain else math.log(LARGE)
+    steps = [b - a for a, b in pairwise(logs)] or [0.0]
+    # Without its largest step, such as the one behind the first block, half of a fast change is left on the log scale.
+    fast = fast if 2 * (abs(ends_of_stages) - max(map(abs, steps))) >= math.log(NOTICEABLE) else 0.0
     fast_growth = not tolerant and fast >= math.log(FAST) and ends_of_stages >= math.log(NOTICEABLE)
     fast_decay = not plain and fast <= -math.log(FAST) and ends_of_stages <= -math.log(NOTICEABLE)
     status: SignalStatus = "preserved"
-    if polynomial and inside >= math.log(GROWN):
+    # Without sums and normalizers nothing divides by what has accumulated, so that no power of the depth is meant.
+    settles = normalized or not plain or not (growth >= large or fast_growth)
+    if polynomial and inside >= math.log(GROWN) and settles:
         status = "growing"
     elif (growth >= large and (not tolerant or slope >= math.log(NORMALIZED_RATE))) or fast_growth:
         status = "exploding"
-    elif (decay <= -small and not (polynomial and plain) and not (forgets or learns_to_keep)) or fast_decay:
+    elif (decay <= -small and not (forgets or learns_to_keep)) or fast_decay:
         status = "vanishing"
     elif measured and not polynomial and not learns_to_keep and not -small / 2 < inside < large / 2:
         status = "drifting"
-    steps = [b - a for a, b in pairwise(logs)] or [0.0]
     falling = status == "vanishing" or (status == "drifting" and inside < 0)
     worst = (min if falling else max)(range(len(steps)), key=steps.__getitem__)
     # A forward sum shows the effect of its own block, a gradient that of the block after it.
     place = travelled[worst if backward else min(worst + 1, len(travelled) - 1)].name
     limit = small if slope < 0 else large
     depth = math.ceil(limit / abs(slope)) + 1 if status in ("drifting", "exploding", "vanishing") and slope else 0
-    factor, total, worst_factor, inside_factor = map(bounded_exp, (slope, whole, steps[worst], inside))
+    factor, total, worst_factor, inside_factor = map(bounded_exp, (slope, end_to_end, steps[worst], inside))
     return Direction(status, factor, total, place, worst_factor, inside=inside_factor, fails_at=depth)
 
 
-def _whole(stages: Sequence[int], logs: Sequence[float]) -> float:
+def _end_to_end(stages: Sequence[int], logs: Sequence[float]) -> float:
     """The log change from end to end, on the signal's way, in which the jump between two stages counts only tenfold.
 
     Blocks of another kind, width or stream begin there, whose size says little about depth.
     """
-    whole = 0.0
+    end_to_end = 0.0
     start = 0
     for i in range(1, len(logs) + 1):
         if i == len(logs) or stages[i] != stages[i - 1]:
             ends = max(1, min(3, (i - start) // 8))
-            whole += median(logs[i - ends : i]) - median(logs[start : start + ends])
+            end_to_end += median(logs[i - ends : i]) - median(logs[start : start + ends])
             if i < len(logs):
-                whole += max(-math.log(NOTICEABLE), min(math.log(NOTICEABLE), logs[i] - logs[i - 1]))
+                end_to_end += max(-math.log(NOTICEABLE), min(math.log(NOTICEABLE), logs[i] - logs[i - 1]))
             start = i
-    return whole
+    return end_to_end
 
 
 def _fit(stages: Sequence[int], logs: Sequence[float]) -> tuple[float, float, bool]:
@@ -236,11 +239,6 @@ def bounded_exp(value: float) -> float:
     return math.inf if value >= 700 else math.exp(value)
 
 
-# The part of the first block's signal that is left on the shortcut if a normalizer follows every sum: 1e-1 with 6
-# encoder layers, 1e-3 with 12 and 1e-6.5 with 24, which need a warm-up; 1e-14 with 48, which hardly train.
-POST_NORM_LEFT = 1e-9
-POST_NORM_SUMS = 72  # from 36 layers on, narrow ones with 1e-3 hardly train either
-POST_NORM_DEEP = 1e-2  # the part that is too small with so many sums
 POST_NORM_LEAST = 3  # sums that tell whether normalizers follow them; two blocks have so many behind the first
 POST_NORM_SAME = 0.02  # relative difference of second moments after a normalizer, which are 1 at the start
 
@@ -254,27 +252,6 @@ def before_normalizers(signal: Signal) -> str:
     return (
         main[0].name if len(powers) >= POST_NORM_LEAST and same and powers[0] > NOTICEABLE * main[0].sum.power else ""
     )
-
-
-def deep_post_norm(signal: Signal) -> Iterator[Finding]:
-    """A normalizer after every sum, so that the shortcut forgets the early blocks."""
-    main = [s for s in signal.sums if s.around is None and not s.layer and not s.transition]
-    powers = [s.shortcut.power for s in main[1:]]
-    sums = [s.sum.power for s in main]
-    if 2 * len(signal.plan.body) >= len(main):
-        return  # layers stand between the sums, which is no post-norm
-    if len(powers) < POST_NORM_LEAST or not all(0 < p < math.inf for p in (*powers, *sums)):
-        return
-    if not all(0.5 < s.sum.power / (s.shortcut.power + s.branch.power) < 2 for s in main[1:]):
-        return  # the shortcut or the branch is scaled in the sum
-    middle = sorted(powers)[len(powers) // 2]
-    same = sum(abs(p / middle - 1) <= POST_NORM_SAME for p in powers)
-    changed = sum(abs(p / s - 1) > POST_NORM_SAME for p, s in zip(powers, sums, strict=False))
-    if same < 0.9 * len(powers) or changed < 0.5 * len(powers):
-        return
-    left = sum(math.log10(p / s) for p, s in zip(powers, sums[1:], strict=True))
-    if left <= math.log10(POST_NORM_DEEP if len(main) >= POST_NORM_SUMS else POST_NORM_LEFT):
-        yield finding("deep post-norm ({sums} sums)", "", sums=len(main), left=f"{left:.0f}")
 
 
 RECURRENT = "a layer that is applied again and again needs orthogonal weights of its own size, or gates (LSTM, GRU)"
@@ -299,7 +276,7 @@ def growth_finding(
     unit = "step" if place else "layer" if signal.plain else "block"
     if place and not signal.plain:
         advice = RECURRENT
-    if not place and status != "drifting" and (jump := _jump(d, status, way)):
+    if not place and status != "drifting" and (jump := _jump(d, status, way, signal)):
         return jump
     where = "" if place or not d.worst or d.worst in advice else f"; the largest change is at {d.worst}"
     if where:
@@ -308,15 +285,17 @@ def growth_finding(
     return finding("{change}", place, status, change=change, remedy=f"{advice}{where}")
 
 
-def _jump(d: Direction, status: SignalStatus, way: str) -> Finding | None:
+def _jump(d: Direction, status: SignalStatus, way: str, signal: Signal) -> Finding | None:
     """A change at one place that makes up most of the change in all, and is a hundredfold."""
-    one, whole = math.log(d.worst_factor), math.log(d.total)
-    if one * whole <= 0 or abs(one) < max(math.log(LAYER_GAIN), 0.8 * abs(whole)):
+    one, end_to_end = math.log(d.worst_factor), math.log(d.total)
+    if one * end_to_end <= 0 or abs(one) < max(math.log(LAYER_GAIN), 0.8 * abs(end_to_end)):
         return None
     remedy = (
         f"look at {d.worst} and next to it: the {way} changes ×{compact(d.worst_factor)} at this place, and hardly "
         f"elsewhere; it is too {'large' if one > 0 else 'small'} there by a weight, a factor or code between modules"
     )
+    if len(reads := next((s.reads for s in signal.sums if s.name == d.worst), ())) > 1:
+        remedy += f"; it reads {shorten_names(reads)}"
     return finding("{change}", d.worst, status, change=f"{way} ×{compact(d.worst_factor)}", remedy=remedy)
 
 

@@ -1,0 +1,1 @@
+"""What observes the one pass of `propagation.py`, and reduces tensors to numbers."""

@@ -1,0 +1,1 @@
+"""Further passes: of a few samples for any model, and of the whole batch to find the module behind a fault."""
