@@ -40,7 +40,19 @@ from normfree.storage.provenance import commit, versions
 create_model("torchvision:squeezenet1_1")  # imports torchvision, which the sets import, also beside a CPU torch
 KINDS: dict[str, list[Broken]] = {"reviewed": list(REVIEWED), "unseen": list(UNSEEN)}
 SOUND: dict[str, tuple[list[str], Callable[[str], Subject]]] = {"false alarms": (list(HEALTHY), build_healthy)}
-for number in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"):
+for number in (
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+):
     if importlib.util.find_spec(f"broken_networks_{number}"):
         cases = importlib.import_module(f"broken_networks_{number}")
         KINDS[f"{number} set"] = list(getattr(cases, number.upper()))
