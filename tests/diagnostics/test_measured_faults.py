@@ -63,6 +63,37 @@ def test_twin_is_sound(name: str) -> None:
     assert not verdict.outliers
 
 
+class Factors(nn.Module):
+    """Ratings as products of vectors of users and items, each with a bias."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.user_bias, self.users, self.items = nn.Embedding(12, 1), nn.Embedding(12, 6), nn.Embedding(9, 6)
+        nn.init.zeros_(self.user_bias.weight)
+        self.users.weight.data.mul_(scale)
+        self.items.weight.data.mul_(scale)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        user, item = pairs.unbind(1)
+        return (self.users(user) * self.items(item)).sum(1) + self.user_bias(user)[:, 0]
+
+
+@case("no signal", "users")
+def vectors_of_zeros(broken: bool) -> Case:
+    pairs = torch.stack([torch.arange(36) % 12, torch.arange(36) % 9], 1)
+    return Factors(0.0 if broken else 0.5), pairs, rows(36), F.mse_loss
+
+
+@case("normalizer of two values", "0")
+def norm_of_two_coordinates(broken: bool) -> Case:
+    start = nn.LayerNorm(2) if broken else nn.Identity()
+    return he(nn.Sequential(start, *layers(2, 32, 32), nn.Linear(32, 3))), rows(64, 2), rows(64, 3), F.mse_loss
+
+
+def layers(*widths: int) -> list[nn.Module]:
+    return [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
+
+
 def he(model: nn.Module, gain: float = 1.0) -> Any:
     for m in model.modules():
         if isinstance(m, nn.Linear | nn.Conv2d):
@@ -464,6 +495,55 @@ class Denoiser(nn.Module):
         for block in self.blocks:
             x = block(x, condition)
         return self.leave(x)
+
+
+class Neighbors(nn.Module):
+    """The sum of a map of the nodes and one of their neighbors: no input passes a layer unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.ModuleList(nn.Linear(24, 24) for _ in range(4))
+        self.others = nn.ModuleList(nn.Linear(24, 24, bias=False) for _ in range(4))
+        self.head = nn.Linear(24, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for own, others in zip(self.own, self.others, strict=True):
+            x = F.relu(own(x) + others(x.roll(1, 1)))
+        return self.head(x.mean(1))
+
+
+def test_sums_of_two_layers_are_judged_as_a_network_without_sums() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        verdict = judged((Neighbors(), rows(32, 10, 24), rows(32, 1), F.mse_loss))
+    assert verdict.forward.total < 0.1  # with an identity it would be vanishing
+    assert not verdict.findings, verdict.word
+
+
+class Shares(nn.Module):
+    """Blocks that explain a part of the input and add to the output; the last one's part has no reader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"body": nn.Linear(16, 32), "back": nn.Linear(32, 16), "out": nn.Linear(32, 4)})
+            for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.new_zeros(len(x), 4)
+        for block in self.blocks:
+            hidden = block["body"](x).relu()
+            x, total = x - block["back"](hidden), total + block["out"](hidden)
+        return total
+
+
+def test_part_of_the_last_block_may_have_no_reader() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        diagnosis = diagnose(Shares(), rows(64, 16), rows(64, 4), loss=F.mse_loss)
+    assert not diagnosis.verdict.findings, diagnosis.verdict.word
+    assert "without a part in the output: blocks.3.back, the last of a list" in str(diagnosis)
 
 
 def test_gates_that_start_at_zero_behind_a_readout_of_zeros_are_sound() -> None:

@@ -214,10 +214,10 @@ class GraphReader:
             self.word_gradients[words] = size + self.word_gradients.get(words, 0)
 
     def _read_normalizer(self, node: Any) -> None:
-        """Look for groups of one value, and note epsilon over the variance plus epsilon."""
+        """Look for groups of one or two values, and note epsilon over the variance plus epsilon."""
         rate = saved_tensor(node, "result2")
-        if group_size(node) == 1:
-            self._note("normalizer of one value", node, near=8)
+        if group_size(node) in (1, 2):
+            self._note(f"normalizer of {'one value' if group_size(node) == 1 else 'two values'}", node, near=8)
         eps = getattr(node, "_saved_eps", None)
         eps = eps or getattr(self.parts.modules.get(place_of(node, self.names, 8)), "eps", None)
         if rate is not None and eps:

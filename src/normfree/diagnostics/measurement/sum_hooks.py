@@ -117,11 +117,11 @@ class SumObserver(Observer):
         hidden |= {name: Layer(name) for name, m in self.modules.items() if isinstance(m, RECURRENT)}
         last = {layer.name for layer in self.plan.classifier}
         if not hidden and not last:  # no layer reads the input
-            hidden = {name: Layer(name) for name, m in self.modules.items() if isinstance(m, WEIGHT_LAYERS)} or {
-                name: Layer(name)
-                for name, m in self.modules.items()
-                if isinstance(m, nn.Embedding | nn.EmbeddingBag) and bool(full_tensor(m.weight.detach()).any())
-            }
+            tables = {n: m for n, m in self.modules.items() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+            filled = [name for name, m in tables.items() if bool(full_tensor(m.weight.detach()).any())]
+            wide = [name for name, m in tables.items() if m.embedding_dim > 1]  # the others hold biases
+            names = [n for n, m in self.modules.items() if isinstance(m, WEIGHT_LAYERS)] or filled or wide or tables
+            hidden = {name: Layer(name) for name in names}
         layers = {name: layer for name, layer in hidden.items() if name in self.modules and name not in last}
         latest = self._latest_layer
 

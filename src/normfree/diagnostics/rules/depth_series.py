@@ -60,8 +60,10 @@ class DepthSeries:
         self.forward_points = [p for s in forward for p in point(s, s.level / rescaled[s.name])]
         sizes = {s.name: s.gradient_level * rescaled[s.name] * pooled[s.name] for s in self.reached}
         self.backward_points = [p for s in self.reached for p in point(s, sizes[s.name])]
-        # While all branches return zero, the layers on the shortcuts are a network without sums.
-        plain = signal.plain or not any(s.branch.norm for s in signal.sums)
+        # Where every way has weights, or all branches return zero, the layers make a network without sums.
+        shortcuts = {b.shortcut for b in signal.plan.branches}
+        weighted = bool(shortcuts) and shortcuts <= {"projection", "parallel"}
+        plain = signal.plain or weighted or not any(s.branch.norm for s in signal.sums)
         gated = {f.place for f in signal.by_kind["gate"]}
         self._kind: dict[str, Any] = {"plain": plain, "normalized": signal.normalized, "gated": gated}
 

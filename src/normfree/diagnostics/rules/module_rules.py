@@ -97,7 +97,12 @@ def unused_modules(case: Case) -> Iterator[Finding]:
 
 
 def is_last_of_list(name: str, signal: Signal) -> bool:
-    """Whether a module runs and is the last one of a list, so that nothing of the list would read its output."""
+    """Whether a module runs in the last item of a list, so that no other item reads its output."""
+    parts = name.split(".")
+    return any(_is_last_item(".".join(parts[: n + 1]), signal) for n, part in enumerate(parts) if part.isdigit())
+
+
+def _is_last_item(name: str, signal: Signal) -> bool:
     parent, _, number = name.rpartition(".")
     prefix = f"{parent}." if parent else ""
     numbers = {f.name.removeprefix(prefix).partition(".")[0] for f in signal.modules if f.name.startswith(prefix)}

@@ -196,6 +196,8 @@ def silent(case: Case) -> Iterator[Finding]:
     behind = broken or "the output"
     before = names[(names.index(broken) if broken else len(names)) - 1] if broken != names[0] else ""
     place, kind = signal.origin or behind, signal.origin_kind
+    if broken and kind.startswith("Embedding"):  # a table of biases may start at zero
+        place = broken
     if signal.half:
         remedy = (
             f"look at {place}: in half precision (float16) numbers or their squares overflow or become zero between "
@@ -212,7 +214,7 @@ def silent(case: Case) -> Iterator[Finding]:
         yield finding("dead layer", before, behind=behind)
     else:
         where = behind if before else f"{behind} and the layers before it"
-        yield finding("no signal", place, where=signal.origin or where)
+        yield finding("no signal", place, where=place if signal.origin else where)
 
 
 def gradient_cut(case: Case) -> Iterator[Finding]:
