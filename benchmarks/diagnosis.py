@@ -22,6 +22,7 @@ import json
 import shlex
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,6 @@ for number in (
         build = getattr(models, f"build_healthy_{number}")
         SOUND[f"false alarms, {number} set"] = (list(getattr(models, f"HEALTHY_{number.upper()}")), build)
 TWINS = "alarms of mended twins"
-COUNTS = (*KINDS, *SOUND, TWINS)
 
 
 def report_on(subject: Subject) -> tuple[bool, str, str]:
@@ -124,32 +124,44 @@ def measure() -> dict[str, Any]:
 
 
 def tables(scores: dict[str, Any]) -> list[Table]:
-    """The scores, the broken networks of the last one, and the healthy networks that it finds fault with."""
+    """The scores by set, the broken networks of the review and of the last set, and the alarms on healthy networks."""
     last = scores[list(scores)[-1]]
+    newest = [kind for kind in KINDS if kind in last][-1]
+    none = ("–", "–")
 
-    def share(pair: list[int] | None) -> str:
-        return f"{pair[0]} of {pair[1]}" if pair else "–"
+    def shares(count: str) -> tuple[str, str]:
+        """The score of a set in its first run and in the last one."""
+        pairs = [pair for s in scores.values() if (pair := s["score"].get(count))]
+        first, now = (f"{right} of {number}" for right, number in (pairs[0], pairs[-1]))
+        return first, now
 
-    overview = Table(
-        "right place and cause",
-        (Column("run"), *(Column(count, "right") for count in COUNTS)),
-        tuple((name, *(share(s["score"].get(count)) for count in COUNTS)) for name, s in scores.items()),
+    def alarms(kind: str) -> str:
+        return "false alarms" if kind == "reviewed" else f"false alarms, {kind}"
+
+    by_set = Table(
+        "right place and cause, and false alarms",
+        (Column("set"), *(Column(c, "right") for c in ("right, first run", "now", "alarms, first run", "now"))),
+        (
+            *(
+                (kind, *shares(kind), *(shares(alarms(kind)) if alarms(kind) in SOUND else ("–", "–")))
+                for kind in KINDS
+            ),
+            ("all sets without their faults", *none, *shares(TWINS)),
+        ),
     )
     columns = (Column("network"), Column("fault"), Column("verdict"), Column("right", marked=True))
-    rows = [
+    broken = tuple(
         (row["name"], row["cause"], row["word"], "✓" if row["right"] else "✗")
-        for kind in KINDS
-        for row in last.get(kind, [])
-    ]
-    words: dict[str, list[str]] = {}
-    for row in last["healthy"]:
-        word = row["word"].partition(":")[0].partition(",")[0] + " (alarm)" * row["alarm"]
-        words.setdefault(word, []).append(row["name"])
-    sound = tuple((word, str(len(names)), ", ".join(names)) for word, names in words.items())
+        for kind in ("reviewed", newest)
+        for row in last[kind]
+    )
+    words = Counter(row["word"].partition(":")[0].partition(",")[0] for row in last["healthy"] if not row["alarm"])
+    sound = [(word, str(number), "") for word, number in words.items()]
+    sound += [(row["word"], "1", row["name"]) for row in last["healthy"] if row["alarm"]]
     return [
-        overview,
-        Table("broken networks", columns, tuple(rows)),
-        Table("healthy networks", (Column("verdict"), Column("number", "right"), Column("networks")), sound),
+        by_set,
+        Table(f"broken networks: reviewed and {newest}", columns, broken),
+        Table("healthy networks", (Column("verdict"), Column("number", "right"), Column("false alarm")), tuple(sound)),
     ]
 
 
