@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
@@ -204,9 +204,7 @@ class BlocksWithoutSums:
         self._firsts = Counter(kind for n, kind in self._kinds.items() if n.endswith(".0") and n not in homes)
         other = homes | inside
         self._watched = [name for name, kind in self._kinds.items() if self._with_sum[kind] and name not in other]
-        self._settings: defaultdict[object, list[set[tuple[str, bool]]]] = defaultdict(list)  # of the blocks with a sum
-        for home in homes & self._kinds.keys():
-            self._settings[self._kinds[home]].append(_flags(parts.modules[home]))
+        self._stages = set(map(_innermost_list, homes))  # which have a block with a sum
         self._adds_constant: dict[str, bool] = {}  # by module
 
     @contextmanager
@@ -226,20 +224,21 @@ class BlocksWithoutSums:
     def found(self) -> dict[str, bool]:
         """The blocks without a sum, and whether they add a constant.
 
-        Several first blocks of lists are a design, and so is a block with a flag that no block with a sum has, such as
-        `has_skip = False`.
+        Several first blocks of lists are a design, and so is a list of blocks without any sum, beside other lists.
         """
         without = Counter(self._kinds[name] for name in self._adds_constant)
         found = {}
         for name, constant in self._adds_constant.items():
             kind = self._kinds[name]
-            own = _flags(self.parts.modules[name]).difference(*self._settings[kind])
-            by_design = (name.endswith(".0") and self._firsts[kind] >= FIRSTS) or bool(own)
+            by_design = name.endswith(".0") and self._firsts[kind] >= FIRSTS
+            by_design = by_design or _innermost_list(name) not in self._stages
             if self._with_sum[kind] > without[kind] and not by_design:
                 found[name] = constant
         return found
 
 
-def _flags(module: nn.Module) -> set[tuple[str, bool]]:
-    """The settings of a module that are true or false."""
-    return {(name, value) for name, value in vars(module).items() if isinstance(value, bool) and name != "training"}
+def _innermost_list(name: str) -> str:
+    """The list that a module is an item of, or a part of one: `layers` for `layers.3.output`; '' for none."""
+    parts = name.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1]]) if numbers else ""
