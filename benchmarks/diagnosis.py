@@ -53,6 +53,7 @@ for number in (
     "tenth",
     "eleventh",
     "twelfth",
+    "thirteenth",
 ):
     if importlib.util.find_spec(f"broken_networks_{number}"):
         cases = importlib.import_module(f"broken_networks_{number}")
@@ -127,11 +128,13 @@ def tables(scores: dict[str, Any]) -> list[Table]:
     """The scores by set, the broken networks of the review and of the last set, and the alarms on healthy networks."""
     last = scores[list(scores)[-1]]
     newest = [kind for kind in KINDS if kind in last][-1]
-    none = ("–", "–")
+    sets = list(dict.fromkeys([*KINDS, *(kind.rpartition(", ")[2] for kind in SOUND if ", " in kind)]))
 
     def shares(count: str) -> tuple[str, str]:
         """The score of a set in its first run and in the last one."""
         pairs = [pair for s in scores.values() if (pair := s["score"].get(count))]
+        if not pairs:
+            return "–", "–"
         first, now = (f"{right} of {number}" for right, number in (pairs[0], pairs[-1]))
         return first, now
 
