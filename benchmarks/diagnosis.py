@@ -145,11 +145,8 @@ def tables(scores: dict[str, Any]) -> list[Table]:
         "right place and cause, and false alarms",
         (Column("set"), *(Column(c, "right") for c in ("right, first run", "now", "alarms, first run", "now"))),
         (
-            *(
-                (kind, *shares(kind), *(shares(alarms(kind)) if alarms(kind) in SOUND else ("–", "–")))
-                for kind in KINDS
-            ),
-            ("all sets without their faults", *none, *shares(TWINS)),
+            *((name, *shares(name), *shares(alarms(name))) for name in sets),
+            ("all sets without their faults", "–", "–", *shares(TWINS)),
         ),
     )
     columns = (Column("network"), Column("fault"), Column("verdict"), Column("right", marked=True))
