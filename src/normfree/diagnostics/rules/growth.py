@@ -35,9 +35,9 @@ OFFSETS = range(7)  # the variance at the beginning of a stage, in units of the 
 BETTER = 0.6  # largest error of a power law relative to an exponential: 0.02 to 0.5 with batch norm, above 0.7 with He
 # Without residual sums all layers are scaled alike, so that training recovers from more. MLPs whose second moment falls
 # to 1.3e-4 from the first hidden layer to the last (torch's default, 7 layers) trained with SGD, with 6e-5 (Xavier,
-# 16 layers) they stopped halfway, and with 4e-6 (torch's default, 9 layers) they stayed at chance. AlexNet and a Fourier
-# neural operator have 5.9e-5 and 2.6e-5 with torch's default, and train with Adam. The limit is halfway from there to
-# 4e-6 on the log scale; what is above it is drifting.
+# 16 layers) they stopped halfway, and with 4e-6 (torch's default, 9 layers) they stayed at chance. AlexNet and a
+# Fourier neural operator have 5.9e-5 and 2.6e-5 with torch's default, and train with Adam. The limit is halfway from
+# there to 4e-6 on the log scale; what is above it is drifting.
 PLAIN_SMALL = 1e-5
 PLAIN_DRIFTS = 1e-2  # a decay that is drifting
 # A recurrent layer may forget by a factor per time step of 0.5; tanh with orthogonal weights has 0.7. With torch's

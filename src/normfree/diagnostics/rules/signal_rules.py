@@ -279,9 +279,7 @@ def drowned_samples(case: Case) -> Iterator[Finding]:
         if not starts_small and 0 < s.variation < max(drowned, ALIKE_SAMPLES * first):
             stem = [layer.name for layer in signal.plan.stem if layer.name] if i == 0 else []
             names = [*stem, s.name] if s.name not in stem else stem
-            at_once = s.variation < drowned and (
-                case.forward.status != "exploding" or names[0] == case.forward.worst
-            )
+            at_once = s.variation < drowned and (case.forward.status != "exploding" or names[0] == case.forward.worst)
             word = "samples drowned" if at_once else "samples alike"
             yield finding(word, names[0], names=names, share=1 / s.variation, left=s.variation)
             return
