@@ -216,11 +216,10 @@ def details(diagnosis: Diagnosis) -> list[str]:
     head = signal.head
     if head.classes and signal.plan.classifier and not math.isnan(head.chance_loss):
         known = not math.isnan(signal.loss)
-        loss = signal.loss if known else head.chance_loss
-        found.append(
-            f"first loss {compact(loss)}{'' if known else ' with random labels'}, "
-            f"log {head.classes} = {compact(math.log(head.classes))}"
-        )
+        first = compact(signal.loss if known else head.chance_loss)
+        chance = f"; a guess has log {head.classes} = {compact(math.log(head.classes))}"
+        cross_entropy = not known or {"NllLoss", "NllLoss2D"} & set(signal.graph.loss)
+        found.append(f"first loss {first}{'' if known else ' with random labels'}{chance if cross_entropy else ''}")
     if frozen := signal.frozen_layers:
         found.append(f"frozen: {shorten_names(frozen)} ({len(frozen)} of {len(signal.layers)} weight layers)")
     if unused := [name for name in signal.unused if is_last_of_list(name, signal)]:
