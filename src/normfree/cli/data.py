@@ -116,7 +116,7 @@ def prepare_text_files(
         Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: a folder in .data/.")
     ] = None,
 ) -> None:
-    """Turn text files into tokens, once; a machine without sentencepiece can then train on them.
+    """Turn text files into tokens, once. Training then needs no sentencepiece.
 
     Validation and test files are found by their names: valid.de and test.de beside train.de.
 

@@ -218,7 +218,7 @@ _NESTED: dict[type, dict[str, type]] = {  # the fields of a record that hold rec
     Changes: {"removed": Removed, "added": Added, "scaled": Rescaled},
     Folding: {"folded": FoldedModule, "kept": RemainingModule},
 }
-_EARLIER_NAMES = {  # of fields, in folders of before
+_EARLIER_NAMES = {  # old names of fields, as in folders that earlier versions wrote
     "activated_in": "reads_activation",
     "activated_out": "feeds_activation",
     "around": "outer_branch",

@@ -230,9 +230,8 @@ def rescaling_(
 
     An expert that gets no samples is scaled by the average divisor of the others in its group.
 
-    If a ReLU reads the outputs of a layer that belongs to a gate, and all these outputs are negative, its weight is
-    negated, which is an equally likely draw. Otherwise the gate would be off for all samples for good, because its
-    pooled inputs hardly vary.
+    If a ReLU inside a gate is off for all samples, the sign of the weights before it is changed. Both signs are equally
+    likely draws. Otherwise the gate would stay off, because its pooled inputs hardly vary.
     """
     plan, modules = inspection.plan, dict(model.named_modules())
     done: dict[str, float] = {}

@@ -87,7 +87,7 @@ class Verification:
     ) -> list[str]:
         """Compare the scale of the outputs, how much they differ between samples, the first loss, and what learns.
 
-        If it has code for training mode, that must run. The model then runs forward and, if nothing is wrong so far,
+        If the model has code for training mode only, that code is run. The model then runs forward and, if nothing is wrong so far,
         backward. Its zeros get small random values.
         A baseline, such as 'xavier', is not refused.
 
@@ -301,8 +301,8 @@ class Verification:
     def _stuck_zeros(self, learning: Mapping[str, bool], found: _Findings) -> list[str]:
         """The parameters that start at 0 and stay 0, because others that multiply them are 0 as well.
 
-        If a zero is multiplied by another one, it learns one step after that, and its gradient is smaller by the size
-        of a step. If it must wait for `_ZEROS` others, the gradient is lost in rounding, so it counts as stuck. Output
+        A zero that is multiplied by another zero starts to learn one step later, and its gradient is smaller by the
+        size of a step. If it must wait for `_ZEROS` others, the gradient is lost in rounding, so it counts as stuck. Output
         layers move first if the model returns their outputs. A model may instead return the square of an output, which
         has no gradient at 0, or a loss of some outputs only.
         """
@@ -340,8 +340,8 @@ def _more(names: Sequence[str]) -> str:
 def expected_growth(plan: ResidualPlan, values: Sequence[Mapping[str, float]]) -> float:
     """The factor by which a method lets the variance grow: the product of c²(a² + β²) over all branches, at most 100.
 
-    `values` are the method's scalars at each branch. A β of 1 counts as 0: with such a method the initial weights, and
-    not β, make the branch small. An outer skip, x + blocks(x), counts as 4, because it doubles the signal. The limit is
+    `values` are the method's scalars at each branch. A β of 1 counts as 0, because such a method makes the branch
+    small by its initial weights. An outer skip, x + blocks(x), counts as 4, because it doubles the signal. The limit is
     `_LARGE`² = 100: an output may be `_LARGE` · √growth times as large as the original's, so at most 100 times.
     """
     growth = 1.0

@@ -1,6 +1,6 @@
 """Signal propagation: one forward and one backward pass, measured at every residual sum, weight layer and both ends.
 
-`diagnostics/moments.py` defines the statistics.
+`diagnostics/measurement/moments.py` defines the statistics.
 
 Reference: normdead, section 4.2 and Listing 1; robust, section 4 (the same for gradients).
 """

@@ -155,7 +155,7 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
         drifting = bool(findings) and forward.status == "drifting"
         ends = list(faults_of_the_head(signal, drifting=drifting))
         if drifting and [f.word for f in ends] == ["first loss"]:
-            findings = [replace(findings[0], status="exploding" if forward.factor > 1 else "vanishing")]  # it shows
+            findings = [replace(findings[0], status="exploding" if forward.factor > 1 else "vanishing")]  # the loss shows it
         else:
             findings = [*ends, *findings]
         local += ends

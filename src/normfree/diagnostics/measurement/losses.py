@@ -1,6 +1,6 @@
 """Facts about a loss: the functions that it is made of, and its values at other outputs than those of the model.
 
-- What it takes for probabilities or logits are some, and an output can reach its targets.
+- It gets the probabilities or logits that it expects, and the output can reach its targets.
 - It depends on the targets, and prefers right answers to wrong ones.
 - It is a mean over the samples, or a sum, but no mixture of both.
 - It has a lower bound, or falls no faster than its outputs grow.

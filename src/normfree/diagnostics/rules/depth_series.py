@@ -78,7 +78,7 @@ class DepthSeries:
         return judge_direction(points, **self._kind), judge_direction(back, backward=True, **self._kind)
 
     def _judge(self, points: Sequence[DepthPoint], *, backward: bool) -> Direction:
-        """Judge one direction; a change between layers side by side counts only if a series shows it, too.
+        """Judge one direction; a change between parallel layers counts only if a chain of layers shows it, too.
 
         Each layer of a series reads the one before; of several the one with the largest signal, or gradient, counts.
         """

@@ -101,8 +101,8 @@ def judge_direction(
     The growth inside a stage is a Theil–Sen fit of the log variance, so that one outlier does not count. The signal is
     *growing* if a power of the depth fits clearly better than an exponential. It is *exploding* if it changes a
     thousandfold, inside all stages together or from end to end, or tenfold from end to end with a factor of at least
-    1.5 per block (measured in a stage of three or more; not for the steps of one layer, whose number is all that
-    counts), and *vanishing* by the inverse numbers. From end to end, the jump between two stages counts at most
+    1.5 per block (measured in a stage of three or more). It is *vanishing* by the inverse numbers. The factor per block
+    is not used for repeated calls of one layer. From end to end, the jump between two stages counts at most
     tenfold, and not at all in a network with normalizers that preserves the signal inside of all stages. An exponential
     change inside stages that does neither, but would at twice the depth, is *drifting*. A network without residual sums
     tolerates a decay to 1e-5 (`plain`), and one with normalizers a gradient that grows to 3e5, or to 1e8 with residual

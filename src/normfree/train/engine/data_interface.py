@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from normfree.train.text.generation import Bleu
 
 FOLDER, PAIRS, TEXT = "folder:", "pairs:", "text:"
-"""How the names of data begin that are not in memory: an image folder, prepared pairs of sentences, prepared text."""
+"""Prefixes of data that are read from disk: an image folder, prepared pairs of sentences, prepared text."""
 BatchLoss = Callable[[Callable[..., Tensor], Any, float], tuple[Tensor, Tensor]]
 """Returns the mean loss and the accuracy, given the forward function, a batch, and the label smoothing."""
 EvalBatches = Callable[[], Iterator[Any]]

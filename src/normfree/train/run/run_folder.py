@@ -128,7 +128,7 @@ class RunFolder:
         """Create or open the folder, and lock it until the `with` block or the process ends.
 
         Args:
-            resume: Whether the folder must hold a run; otherwise it may only hold one that never took a step.
+            resume: Whether the folder must hold a run. If not, it may hold only a run that never took a step.
             overwrite: Whether it may hold a run, which `clear` removes.
 
         Raises:
