@@ -33,7 +33,9 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the weights, the random input and the random gradient.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Seed of the weights, the random input and the random gradient.")
+]
 Checkpoint = Annotated[
     Path | None,
     typer.Option("--checkpoint", metavar="FILE", help="Weights to load: a .safetensors file of a state_dict."),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("normfree.train")
 _SLURM_SECONDS = 60.0  # for SLURM to answer
-DIVERGED = 3  # exit status; a signal gives 128 plus its number, as in a shell
+EXIT_DIVERGED = 3  # exit status; a signal gives 128 plus its number, as in a shell
 
 
 def train_model(
@@ -137,7 +137,7 @@ def train_model(
         if (out or resume) is not None and requeue(result.signal):
             typer.echo("SLURM queued the job again, which continues the run", err=True)
     if result.status == "diverged":
-        raise typer.Exit(DIVERGED)
+        raise typer.Exit(EXIT_DIVERGED)
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)
 

@@ -82,7 +82,7 @@ def tune_settings(
 
     For example: normfree tune fashion --search lr=0.001..1:log --epochs 2 --trials 20
     """
-    from normfree.cli.train import DIVERGED
+    from normfree.cli.train import EXIT_DIVERGED
     from normfree.report import open_console, print_table
     from normfree.report.terminal import progress
 
@@ -124,7 +124,7 @@ def tune_settings(
             markup=False,
             style="red",
         )
-        raise typer.Exit(DIVERGED)
+        raise typer.Exit(EXIT_DIVERGED)
     if not as_json:
         console = open_console()
         score = score_text(found, found.best.score)

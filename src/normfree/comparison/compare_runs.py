@@ -132,7 +132,7 @@ def network_depth(plan: ResidualPlan) -> int:
 
     This is the number in the name of a CIFAR ResNet or MLP; the name of a wide ResNet also counts two shortcuts.
     """
-    return len(plan.stem) + sum(b.depth for b in plan.branches) + len(plan.body) + len(plan.classifier)
+    return len(plan.stem) + sum(b.degree for b in plan.branches) + len(plan.body) + len(plan.classifier)
 
 
 def _require_validation(base: TrainConfig, data: Data) -> None:

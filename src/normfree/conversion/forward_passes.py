@@ -288,3 +288,8 @@ def holds_one_value(example: Any) -> bool:
     """Whether each tensor of an example holds a single value, such as 0."""
     given = [t.flatten() for t in tensors_of(example) if t.numel() > 1]
     return bool(given) and all(bool((t == t[0]).all()) for t in given)
+
+
+def root_mean_square(tensor: Tensor) -> float:
+    """The root of the mean of |x|², in float64."""
+    return float(tensor.detach().abs().double().square().mean().sqrt())

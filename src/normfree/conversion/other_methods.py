@@ -44,7 +44,7 @@ def advise(conversion: Conversion, found_by: FoundBy) -> str:
             continue
         other = replace(conversion, method=method, example=example, records=[], notes=[])
         try:
-            other.refuse()
+            other.raise_if_impossible()
         except ValueError:
             continue
         avoids = conversion.keeps_layers or found_by == "rules" or (found_by == "zeros" and not other.starts_at_zero)
@@ -57,7 +57,7 @@ def advise(conversion: Conversion, found_by: FoundBy) -> str:
         limit = _MOST_PARAMETERS_TO_CONFIRM if trusted else _MOST_PARAMETERS_TO_TRY
         if inspection.parameters > limit or not passes.allows(cost):
             (usable if trusted else untried).append(name)
-        elif other.succeeds():
+        elif other.try_and_undo():
             usable.append(name)
     usable, untried = ([name for name in _SUGGESTED_METHODS if name in found] for found in (usable, untried))
     if not usable and not untried:

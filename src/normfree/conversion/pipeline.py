@@ -112,7 +112,7 @@ def convert_(
     check_request(model, method, example, plan, heads)
     conversion = _look(model, method, example, plan, heads)
     try:
-        conversion.refuse()
+        conversion.raise_if_impossible()
         return conversion.run_(generator)
     except MethodError as refusal:
         reason = str(refusal).removesuffix("; use 'fixup' for this model")  # attempts show which methods convert it
@@ -130,7 +130,7 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
     verification = Verification(model, example, inspection)
     conversion = Conversion(model, get(changes.method), example, inspection, verification)
     conversion.placement.repeat(changes.added)
-    conversion.refuse()
+    conversion.raise_if_impossible()
     conversion.run_(torch.Generator().manual_seed(0))
 
 
@@ -213,7 +213,7 @@ class Conversion:
         remember_plan_(self.model, plan, self.verification.passes.small)
         return plan
 
-    def succeeds(self) -> bool:
+    def try_and_undo(self) -> bool:
         """Whether the conversion succeeds; the model is as it was afterwards."""
         before = ModelSnapshot(self.model)
         generator = torch.Generator().manual_seed(0)
@@ -227,7 +227,7 @@ class Conversion:
             before.restore_()
         return True
 
-    def refuse(self) -> None:
+    def raise_if_impossible(self) -> None:
         """Step 2: raise an error with every reason that rules find against the conversion."""
         model, method, inspection = self.model, self.method, self.inspection
         for name, module in model.named_modules():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Record, Rescaled
+from normfree.conversion.forward_passes import root_mean_square
 from normfree.conversion.inspection import Inspection
 from normfree.errors import listed
 from normfree.graph.discovery import WeightlessBranch
@@ -95,11 +96,11 @@ class _WeightlessScaling(Observer):
         first, second = operands_of(call.args, call.kwargs)
         branch_first = branch.addition.first_operand is branch.end
         output, stream = (first, second) if branch_first else (second, first)
-        size = _rms(stream) or 1.0
-        ratio = _rms(output) / size
+        size = root_mean_square(stream) or 1.0
+        ratio = root_mean_square(output) / size
         if branch.holder is None:
             out = call.run()
-            if _rms(out) > 1.2 * size:
+            if root_mean_square(out) > 1.2 * size:
                 self._found.growing.append(self.home)
             return out
         name, value = f"{branch.holder}.beta", min(1.0, 1 / (len(self._branches) * max(ratio, 1e-12)))
@@ -107,10 +108,6 @@ class _WeightlessScaling(Observer):
         self._model.get_parameter(name).fill_(value)
         scaled = (first * value, second) if branch_first else (first, second * value)
         return call.function(*scaled, **{key: v for key, v in call.kwargs.items() if key not in ("input", "other")})
-
-
-def _rms(tensor: Tensor) -> float:
-    return float(tensor.detach().abs().double().square().mean().sqrt())
 
 
 def _divide_(module: nn.Module, layer: Layer, divisor: float) -> Rescaled:

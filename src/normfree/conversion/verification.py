@@ -10,7 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normfree.conversion.forward_passes import BIASES, FoundBy, MethodError, Passes, floats_of, holds_one_value
+from normfree.conversion.forward_passes import (
+    BIASES,
+    FoundBy,
+    MethodError,
+    Passes,
+    floats_of,
+    holds_one_value,
+    root_mean_square,
+)
 from normfree.conversion.inspection import Inspection, outer_skip_notes
 from normfree.graph.experts import same_in_others
 from normfree.methods import Method
@@ -29,7 +37,7 @@ _ZEROS = 3  # a step moves a weight by about 1e-3, so after three zeros a gradie
 
 
 @dataclass
-class _Findings:
+class _Comparison:
     """The result of a comparison.
 
     Attributes:
@@ -149,8 +157,8 @@ class Verification:
                 "judged; pass a batch of the data, or torch.randn"
             )
 
-    def _compare_outputs(self, after: tuple[Tensor, ...], out: Any, growth: float, *, locate: bool) -> _Findings:
-        found = _Findings()
+    def _compare_outputs(self, after: tuple[Tensor, ...], out: Any, growth: float, *, locate: bool) -> _Comparison:
+        found = _Comparison()
         pairs = [(i, a, b) for i, (a, b) in enumerate(zip(self._outputs, after, strict=False))]
         same = [pair for pair in pairs if pair[1].shape == pair[2].shape]
         starts = floats_of(after if out is None else out)
@@ -166,7 +174,7 @@ class Verification:
         return found
 
     def _compare_scales(
-        self, pairs: Sequence[tuple[int, Tensor, Tensor]], growth: float, found: _Findings, *, locate: bool
+        self, pairs: Sequence[tuple[int, Tensor, Tensor]], growth: float, found: _Comparison, *, locate: bool
     ) -> None:
         """Compare outputs by their root mean squares, and by how much they differ between samples.
 
@@ -180,7 +188,7 @@ class Verification:
             return f"from {self.passes.first_module(wrong)} on" if locate else "in an attempt"
 
         for i, old, new in pairs:
-            was, now = _rms(old), _rms(new)
+            was, now = root_mean_square(old), root_mean_square(new)
             large, small = now / max(was, 1.0), now / min(was or 1.0, 1.0)
             if old.numel() < 2 or not was or (large <= _LARGE_NOTED and small >= _SMALL_NOTED):
                 continue
@@ -203,7 +211,7 @@ class Verification:
                         f"size, in the original by {compact(was)})"
                     )
 
-    def _compare_first_loss(self, outputs: Sequence[Tensor], growth: float, found: _Findings) -> None:
+    def _compare_first_loss(self, outputs: Sequence[Tensor], growth: float, found: _Comparison) -> None:
         """Compare the cross-entropy of random classes with that of a uniform guess, log C.
 
         Normal scores of variance σ² have the loss log C + σ²/2. At 2·log C a softmax freezes: it gives nearly all
@@ -242,7 +250,7 @@ class Verification:
     def _compare_learning(
         self,
         after: Mapping[str, bool] | None,
-        found: _Findings,
+        found: _Comparison,
         original: ModelSnapshot,
     ) -> None:
         """Check that every parameter that learns in the original learns.
@@ -298,7 +306,7 @@ class Verification:
         if sound:
             found.found_by = "zeros" if zeros else "backward"
 
-    def _stuck_zeros(self, learning: Mapping[str, bool], found: _Findings) -> list[str]:
+    def _stuck_zeros(self, learning: Mapping[str, bool], found: _Comparison) -> list[str]:
         """The parameters that start at 0 and stay 0, because others that multiply them are 0 as well.
 
         A zero that is multiplied by another zero starts to learn one step later, and its gradient is smaller by the
@@ -352,9 +360,9 @@ def expected_growth(plan: ResidualPlan, values: Sequence[Mapping[str, float]]) -
     return min(max(growth, 1.0), _LARGE**2)
 
 
-def _compare_start(i: int, old: Tensor, start: Tensor, growth: float, found: _Findings) -> None:
+def _compare_start(i: int, old: Tensor, start: Tensor, growth: float, found: _Comparison) -> None:
     """Compare the squared error of an output at the start, or its value if that is one number, as a loss is."""
-    was, now = _rms(old), _rms(start)
+    was, now = root_mean_square(old), root_mean_square(start)
     if old.numel() > 1:
         noted = any(note.startswith(f"output {i} is") for note in found.notes)
         if was and not noted and now**2 + 1 > _WORSE_NOTED * (was**2 + 1):
@@ -375,7 +383,7 @@ def _compare_start(i: int, old: Tensor, start: Tensor, growth: float, found: _Fi
 def _spread(tensor: Tensor) -> float:
     """The standard deviation between samples, as a part of the root mean square."""
     tensor = tensor.double()
-    return _rms(tensor - tensor.mean(0)) / (_rms(tensor) or 1.0)
+    return root_mean_square(tensor - tensor.mean(0)) / (root_mean_square(tensor) or 1.0)
 
 
 def _differs_less(limit: float, tensor: Tensor) -> bool:
@@ -384,11 +392,7 @@ def _differs_less(limit: float, tensor: Tensor) -> bool:
 
 def _is_extreme(large: bool, tensor: Tensor) -> bool:
     """Whether a tensor is large, or else small; NaN is both."""
-    return not _rms(tensor) < _LARGE if large else not _rms(tensor) > _SMALL_NOTED
-
-
-def _rms(tensor: Tensor) -> float:
-    return float(tensor.double().square().mean().sqrt())
+    return not root_mean_square(tensor) < _LARGE if large else not root_mean_square(tensor) > _SMALL_NOTED
 
 
 def _uniform_loss(scores: Tensor, axis: int) -> float:

@@ -17,8 +17,8 @@ from torch import nn
 
 from normfree.arguments import check_arguments, check_call
 from normfree.diagnostics.measurement.layer_weights import layer_table
-from normfree.diagnostics.passes.fault_localization import look_again
-from normfree.diagnostics.passes.invariants import check_model
+from normfree.diagnostics.passes.fault_localization import measure_causes
+from normfree.diagnostics.passes.invariants import check_behaviour
 from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.rules.findings import SEVERITY, SignalStatus
 from normfree.diagnostics.rules.growth import Direction
@@ -160,7 +160,7 @@ def diagnose(
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     parts = parts_of(model)
     if not signal.unmeasured and not any(map(is_sharded, parts.parameters.values())):
-        failed = check_model(model, parts, call_arguments(inputs), targets, loss, signal)
+        failed = check_behaviour(model, parts, call_arguments(inputs), targets, loss, signal)
         signal = replace(signal, facts=(*signal.facts, *failed))
     label = name or str(getattr(model, "name", type(model).__name__))
     verdict = judge_model(model, signal)
@@ -172,7 +172,7 @@ def diagnose(
         signal = replace(signal, sums=tuple(sums))
         verdict = judge_model(model, signal)
     if verdict.at_least("vanishing"):
-        signal = look_again(signal, model, inputs, targets, loss)
+        signal = measure_causes(signal, model, inputs, targets, loss)
         verdict = judge_model(model, signal)
     return Diagnosis(label, signal, verdict)
 

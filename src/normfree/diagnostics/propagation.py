@@ -37,7 +37,7 @@ from normfree.diagnostics.measurement.layer_weights import LayerWeights, learnin
 from normfree.diagnostics.measurement.losses import broadcasts, check_loss, loss_facts
 from normfree.diagnostics.measurement.module_facts import BlocksWithoutSums, module_facts, parameter_facts, watch_gates
 from normfree.diagnostics.measurement.sum_hooks import MISSING, NoLayersError, SumObserver
-from normfree.diagnostics.passes.fault_localization import OpenQuestions, with_origin
+from normfree.diagnostics.passes.fault_localization import OpenQuestions, locate_faults
 from normfree.diagnostics.signals import CONSTANT, SURE, Fact, OutputFacts, Signal
 from normfree.graph import discover
 from normfree.models import BaseModel
@@ -224,7 +224,7 @@ def _measure(
     asked = _open_questions(signal, parts, modules, ignored, silence_is_fault=zero is None)
     if asked is None:
         return signal
-    return with_origin(
+    return locate_faults(
         signal, model, parts, inputs, asked._replace(heads=heads), lambda output: loss_of(output, targets, loss)
     )
 
@@ -318,7 +318,7 @@ def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for b in plan.branches:
         inner = [layer.name for layer in b.layers if layer not in b.first_layers and layer not in b.last_layers]
-        if b.depth == 4 and len(b.layers) == 4 and len(inner) == 2:
+        if b.degree == 4 and len(b.layers) == 4 and len(inner) == 2:
             found[b.name] = inner[0], inner[1]
     return found
 

@@ -17,7 +17,7 @@ from normfree.diagnostics.rules.depth_series import DepthSeries
 from normfree.diagnostics.rules.findings import (
     HARMLESS,
     SEVERITY,
-    Case,
+    RuleInput,
     Finding,
     SignalStatus,
     by_priority,
@@ -130,7 +130,7 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     gates = starting & module_rules.gating_layers(signal)
     without = (s for s in depth.reached if s.sum_gradient.norm > 0 and not s.learns)
     dead = tuple(s for s in without if s.branch.norm > 0 or not gates)
-    case = Case(signal, forward, backward, dead, starting)
+    case = RuleInput(signal, forward, backward, dead, starting)
     found = by_priority([*faulty_facts(case), *(f for rule in RULES for f in rule(case))])
     local = [f for f in found if not f.unless]
     drowned = [f for f in local if f.word == "samples drowned"]  # a bias may make a layer dead, which says more
@@ -155,7 +155,9 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
         drifting = bool(findings) and forward.status == "drifting"
         ends = list(faults_of_the_head(signal, drifting=drifting))
         if drifting and [f.word for f in ends] == ["first loss"]:
-            findings = [replace(findings[0], status="exploding" if forward.factor > 1 else "vanishing")]  # the loss shows it
+            findings = [
+                replace(findings[0], status="exploding" if forward.factor > 1 else "vanishing")
+            ]  # the loss shows it
         else:
             findings = [*ends, *findings]
         local += ends

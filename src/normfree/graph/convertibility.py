@@ -14,7 +14,15 @@ from torch.utils._pytree import tree_leaves
 from normfree.arguments import check_arguments
 from normfree.errors import unknown_name
 from normfree.graph.flow import Flow, Node
-from normfree.graph.observer import ADDITIONS, JOINS, MATRIX_PRODUCTS, OTHER_SUMS, RECURRENT, REDUCTIONS, VIEWS
+from normfree.graph.observer import (
+    ADDITIONS,
+    JOINS,
+    MATRIX_PRODUCTS,
+    OTHER_SUMS,
+    RECURRENT_FUNCTIONS,
+    REDUCTIONS,
+    VIEWS,
+)
 from normfree.graph.residual_sums import latest_common_ancestor
 from normfree.methods import Method
 from normfree.methods.method import ONE
@@ -156,9 +164,9 @@ def _adds_recurrence(node: Node) -> bool:
     """Whether a node adds the output of a recurrent layer, which no method can scale, to the layer's input."""
     for operand in node.inputs if node.kind == "sum" else ():
         last = operand
-        while last.kind in ("scaling", "other") and last.function not in RECURRENT and len(last.inputs) == 1:
+        while last.kind in ("scaling", "other") and last.function not in RECURRENT_FUNCTIONS and len(last.inputs) == 1:
             last = last.inputs[0]
-        if last.function in RECURRENT:
+        if last.function in RECURRENT_FUNCTIONS:
             return latest_common_ancestor(node, {})[0] is not None
     return False
 

@@ -31,7 +31,7 @@ COMPOSED: dict[str, Callable[..., tuple[Any, Any]]] = {
     "addcdiv": lambda input, tensor1, tensor2, *, value=1: (input, _times(value, tensor1 / tensor2)),
     "rsub": lambda input, other, *, alpha=1: (other, -_times(alpha, input)),
 }
-RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
+RECURRENT_FUNCTIONS = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
 REDUCTIONS = frozenset({"sum", "mean"})
 PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})

@@ -28,7 +28,7 @@ from normfree.plan import Branch, Layer, Position, ResidualPlan
 SumPart = tuple[str, str]  # the name of a branch, and which of its tensors
 MISSING = Stats(math.nan, math.nan, math.nan)
 ZERO = Stats(0.0, 0.0, 0.0)
-RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+RECURRENT_LAYERS = (nn.RNNBase, nn.RNNCellBase)
 
 
 class NoLayersError(ValueError):
@@ -114,7 +114,7 @@ class SumObserver(Observer):
         A layer right before a normalizer is measured behind it, because the normalizer undoes the layer's scale.
         """
         hidden = {layer.name: layer for layer in (*self.plan.stem, *self.plan.body) if layer.name and not layer.gate}
-        hidden |= {name: Layer(name) for name, m in self.modules.items() if isinstance(m, RECURRENT)}
+        hidden |= {name: Layer(name) for name, m in self.modules.items() if isinstance(m, RECURRENT_LAYERS)}
         last = {layer.name for layer in self.plan.classifier}
         if not hidden and not last:  # no layer reads the input
             tables = {n: m for n, m in self.modules.items() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
@@ -292,7 +292,7 @@ class SumObserver(Observer):
             self._reads = nodes_read({b.name: self._nodes[b.name] for b in self._points}, self._output)
         hidden = [layer for layer in (*self.plan.stem, *self.plan.body) if not layer.gate]
         unseen = len(hidden) - sum(self._layer_calls[layer.name] > 0 for layer in hidden)
-        recurrent = any(isinstance(m, RECURRENT) for m in self.modules.values())
+        recurrent = any(isinstance(m, RECURRENT_LAYERS) for m in self.modules.values())
         functions = not (self.plan.branches or self.weights or recurrent) and unseen > max(1, len(self._points))
         if not self._points or functions:
             raise NoLayersError(

@@ -56,7 +56,7 @@ class OpenQuestions(NamedTuple):
     heads: Set[str] = frozenset()
 
 
-def with_origin(
+def locate_faults(
     signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any, asked: OpenQuestions, loss: Callable[[Any], Any]
 ) -> Signal:
     """Name the weights, modules and functions behind a signal that ends, by further forward passes.
@@ -114,7 +114,7 @@ def with_origin(
     )
 
 
-def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = None, loss: Any = None) -> Signal:
+def measure_causes(signal: Signal, model: nn.Module, inputs: Any, targets: Any = None, loss: Any = None) -> Signal:
     """Measure the innermost modules of a model with a fault, and find a derivative that is not finite."""
     parts, (args, kwargs) = parts_of(model), _copied(inputs)
     if signal.unmeasured:

@@ -31,7 +31,7 @@ from normfree.nn.normalizers import is_norm
 LEAST_SAMPLES = 12  # two passes of two samples cost at most a ninth of a pass forward and backward
 
 
-def check_model(
+def check_behaviour(
     model: nn.Module,
     parts: ModelParts,
     arguments: Any,

@@ -30,7 +30,7 @@ class FindingRow:
 
     word: str
     severity: SignalStatus
-    limit: str
+    found_if: str
     remedy: str
     text: str = ""
     fact: str = ""
@@ -105,7 +105,7 @@ def by_priority(found: Iterator[Finding] | Sequence[Finding]) -> list[Finding]:
 
 
 @dataclass(frozen=True)
-class Case:
+class RuleInput:
     """What the rules judge.
 
     Attributes:
@@ -130,7 +130,7 @@ class Case:
         return next((name for name in self.signal.zero_layers if name in outside), "")
 
 
-def faulty_facts(case: Case) -> Iterator[Finding]:
+def faulty_facts(case: RuleInput) -> Iterator[Finding]:
     """The facts that are faults by themselves, or in the range that the table gives."""
     signal = case.signal
     consequences = ("samples mixed", "place in the batch", "state between calls") * (signal.head.variation <= CONSTANT)

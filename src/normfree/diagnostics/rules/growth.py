@@ -258,7 +258,9 @@ def before_normalizers(signal: Signal) -> str:
     )
 
 
-RECURRENT = "a layer that is applied again and again needs orthogonal weights of its own size, or gates (LSTM, GRU)"
+REPEATED_LAYER_ADVICE = (
+    "a layer that is applied again and again needs orthogonal weights of its own size, or gates (LSTM, GRU)"
+)
 MANY_CALLS = 6  # of one layer, which make a sequence of their own: a recurrence, but no layer shared by two towers
 
 
@@ -279,7 +281,7 @@ def growth_finding(
     place = once if names.count(once) >= MANY_CALLS or len(set(names)) == 1 < len(names) else ""
     unit = "step" if place else "layer" if signal.plain else "block"
     if place and not signal.plain:
-        advice = RECURRENT
+        advice = REPEATED_LAYER_ADVICE
     if not place and status != "drifting" and (jump := _jump(d, status, way, signal)):
         return jump
     where = "" if place or not d.worst or d.worst in advice else f"; the largest change is at {d.worst}"
@@ -363,7 +365,7 @@ def _plain_remedy(signal: Signal, forward: Direction, backward: Direction) -> st
         return "nothing to do"
     activation = signal.graph.activation
     if any("#" in s.name for s in signal.sums):
-        return RECURRENT
+        return REPEATED_LAYER_ADVICE
     falls = wrong[0].factor < 1 or (wrong[0].status == "vanishing" and math.isnan(wrong[0].factor))
     if "sigmoid" in activation:
         return "sigmoid passes at most a quarter of the gradient per layer: use ReLU and He's initialization ('he_in')"

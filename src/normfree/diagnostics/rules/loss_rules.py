@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from normfree.diagnostics.rules.findings import Case, Finding, SignalStatus, finding
+from normfree.diagnostics.rules.findings import RuleInput, Finding, SignalStatus, finding
 from normfree.diagnostics.rules.growth import LAYER_GAIN, NOTICEABLE
 from normfree.diagnostics.signals import CONSTANT, Gain, Signal
 from normfree.report.tables import compact
 
 
-def faults_of_the_targets(case: Case) -> Iterator[Finding]:
+def faults_of_the_targets(case: RuleInput) -> Iterator[Finding]:
     """A loss that is a sum, and labels that are all the same.
 
     A float for all is the label of real images in an adversarial network. Classes without a unit of the last layer are
@@ -32,7 +32,7 @@ def faults_of_the_targets(case: Case) -> Iterator[Finding]:
         yield finding("targets constant", "the targets", mean=signal.targets.mean)
 
 
-def faults_of_the_loss(case: Case) -> Iterator[Finding]:
+def faults_of_the_loss(case: RuleInput) -> Iterator[Finding]:
     """An output that does not fit the loss or the targets."""
     signal = case.signal
     kinds = {

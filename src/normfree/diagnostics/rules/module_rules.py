@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from normfree.diagnostics.rules.findings import HARMLESS, Case, Finding, finding, finding_of
+from normfree.diagnostics.rules.findings import HARMLESS, RuleInput, Finding, finding, finding_of
 from normfree.diagnostics.rules.growth import LARGE, NOTICEABLE, SHUT_GATE
 from normfree.diagnostics.signals import CONSTANT, NUMBERS, Fact, Signal
 from normfree.plan import Branch, Layer
@@ -48,7 +48,7 @@ def unlike_others(
             yield different, usual, count
 
 
-def unlike_modules(case: Case) -> Iterator[Finding]:
+def unlike_modules(case: RuleInput) -> Iterator[Finding]:
     """Single modules that are tied, frozen, in another mode or of another class than most modules like them."""
     modules = case.signal.modules
     tied = {f.name: f.same_as for f in modules if f.role == "layer"}
@@ -70,7 +70,7 @@ def unlike_modules(case: Case) -> Iterator[Finding]:
             yield finding("unusual activation", name, kind=kind, others=count, usual=usual)
 
 
-def repeated_modules(case: Case) -> Iterator[Finding]:
+def repeated_modules(case: RuleInput) -> Iterator[Finding]:
     """Modules that stand in a list several times, or under another name and are frozen."""
     if again := [f for f in case.signal.modules if f.role == "list"]:
         names = list(dict.fromkeys(name for f in again for name in (f.same_as, f.name)))
@@ -79,7 +79,7 @@ def repeated_modules(case: Case) -> Iterator[Finding]:
         yield finding("module shared and frozen", shared[0].name, names=[shared[0].same_as, shared[0].name])
 
 
-def unused_modules(case: Case) -> Iterator[Finding]:
+def unused_modules(case: RuleInput) -> Iterator[Finding]:
     """Modules that take no part in the output although others like them do, and weights that no optimizer gets."""
     signal = case.signal
     if made := signal.by_kind["weights made in the forward pass"]:
@@ -110,7 +110,7 @@ def _is_last_item(name: str, signal: Signal) -> bool:
     return last and any(f"{layer.name}.".startswith(f"{name}.") for layer in signal.layers)
 
 
-def forgotten_skips(case: Case) -> Iterator[Finding]:
+def forgotten_skips(case: RuleInput) -> Iterator[Finding]:
     """Blocks without the residual sum that most blocks like them have."""
     signal = case.signal
     homes = Counter(b.home for b in signal.plan.branches)  # a loop adds several branches in one module
@@ -134,7 +134,7 @@ TINY_SCALE = 1e-7  # root mean square of a vector of scales: below the rounding 
 EQUAL_SHARE = 0.5  # of the filters of a layer that equal another one
 
 
-def faulty_weights(case: Case) -> Iterator[Finding]:
+def faulty_weights(case: RuleInput) -> Iterator[Finding]:
     """Scales that are tiny, gains around zero, layers of zeros outside of branches, and equal filters."""
     signal = case.signal
     gains = [f for f in signal.by_kind["scale"] if f.detail == "norm"]
@@ -172,12 +172,12 @@ def gating_layers(signal: Signal) -> set[str]:
     return {layer.name for layer in signal.plan.layers() if layer.gate or layer.modulates}
 
 
-def missing_activations(case: Case) -> Iterator[Finding]:
+def missing_activations(case: RuleInput) -> Iterator[Finding]:
     """A linear network, and a layer without the activation that it has in similar places."""
     signal = case.signal
     layers = [layer for layer in signal.plan.layers() if not layer.gate]
     recurrent = any("#" in s.name for s in signal.sums) or len(signal.layers) < len(layers)
-    attention = any(b.depth > len(b.layers) for b in signal.plan.branches)
+    attention = any(b.degree > len(b.layers) for b in signal.plan.branches)
     graph = {name.rpartition(".")[0] for name in signal.graph.reached}
     unseen = any((layer.reads_activation or layer.feeds_activation) and layer.name not in graph for layer in layers)
     if len(layers) >= 3 and not (recurrent or attention or unseen or signal.graph.nonlinear):
@@ -208,7 +208,7 @@ def _branch_layers(signal: Signal) -> Iterator[list[Layer]]:
     """The layers at the same place of similar branches; the first block of a list reads what stands before the list."""
     alike: defaultdict[object, list[Branch]] = defaultdict(list)
     for b in signal.plan.branches:
-        alike[NUMBERS.sub("", b.name), tuple(NUMBERS.sub("", layer.name) for layer in b.layers), b.depth].append(b)
+        alike[NUMBERS.sub("", b.name), tuple(NUMBERS.sub("", layer.name) for layer in b.layers), b.degree].append(b)
     for branches in alike.values():
         first = {branches[0].name, *(b.name for b in branches if re.search(r"\b0\b", b.name))}
         entries = {layer.name for b in branches if b.name in first for layer in b.first_layers}
@@ -220,7 +220,7 @@ STEM_LARGE = LARGE  # second moment after the stem over that of what it reads; s
 STEM_SMALL = 1e-6  # the same; embeddings and patches drawn with a deviation of 0.02 have 1e-4
 
 
-def faults_of_the_stem(case: Case) -> Iterator[Finding]:
+def faults_of_the_stem(case: RuleInput) -> Iterator[Finding]:
     """A stem that scales what it reads far up or down."""
     signal = case.signal
     stem = [layer.name or "(model)" for layer in signal.plan.stem]
@@ -238,7 +238,7 @@ DEAD_SHARE = 0.8  # of units without a gradient; on samples that are nearly alik
 DEAD_BY_CHANCE = 1e-4  # the probability that so many units are off by chance, each with probability 1/2
 
 
-def dead_units(case: Case) -> Iterator[Finding]:
+def dead_units(case: RuleInput) -> Iterator[Finding]:
     """Layers in which most units get no gradient, more than chance explains (a Chernoff bound)."""
 
     def chance(share: float, units: int) -> float:
@@ -256,7 +256,7 @@ SATURATED = 1 / NOTICEABLE  # of the squared gradient that a function could pass
 GATE = (0.1, 0.9)  # a sigmoid with a mean outside of this range is a gate, which may be nearly shut or open on purpose
 
 
-def saturated_functions(case: Case) -> Iterator[Finding]:
+def saturated_functions(case: RuleInput) -> Iterator[Finding]:
     """Activations, gates and attentions that hardly pass a gradient; a gate counts only if it is shut.
 
     While the signal or the gradient changes with depth, that may be the cause.
@@ -271,7 +271,7 @@ def saturated_functions(case: Case) -> Iterator[Finding]:
     yield from (finding_of("saturated {function}", facts) for facts in (shut, saturated) if facts)
 
 
-def even_attentions(case: Case) -> Iterator[Finding]:
+def even_attentions(case: RuleInput) -> Iterator[Finding]:
     """Attentions whose weights are all exactly equal, although no weights before them are zero."""
     zero = [name.rpartition(".")[0] for name in case.signal.zero_layers]
     masked = [f for f in case.signal.by_kind["even attention"] if f.place.rpartition(".")[0] not in zero]
@@ -282,7 +282,7 @@ LARGE_RADIUS = 1.05  # below, 70 steps do not make a factor of 1,000
 SMALL_RADIUS = 0.1  # of a recurrent weight, which forgets all but 99 % in a step; torch's default has 0.58
 
 
-def recurrences(case: Case) -> Iterator[Finding]:
+def recurrences(case: RuleInput) -> Iterator[Finding]:
     """Recurrent weights that make the state explode or vanish with time."""
     steps = case.signal.steps
     for s in case.signal.by_kind["recurrence"]:

@@ -237,7 +237,7 @@ def _kinds(signal: Signal) -> list[tuple[object, ...]]:
     return [
         (
             NUMBERS.sub("", b.name),
-            b.depth,
+            b.degree,
             len(b.layers),
             len(b.first_layers),
             shape,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice, pairwise
 from typing import Any
 
-from normfree.diagnostics.rules.findings import HARMLESS, Case, Finding, finding
+from normfree.diagnostics.rules.findings import HARMLESS, RuleInput, Finding, finding
 from normfree.diagnostics.rules.growth import NOTICEABLE, POST_NORM_LEAST, POST_NORM_SAME
 from normfree.diagnostics.signals import (
     CONSTANT,
@@ -28,7 +28,7 @@ from normfree.diagnostics.signals import (
 from normfree.report.tables import compact, shorten_names
 
 
-def faults_of_the_input(case: Case) -> Iterator[Finding]:
+def faults_of_the_input(case: RuleInput) -> Iterator[Finding]:
     """Numbers that are not finite, samples that are all alike, and a scale or offset far from 1 and 0."""
     x, signal = case.signal.inputs, case.signal
     if not x.finite:
@@ -58,7 +58,7 @@ def _is_read(signal: Signal, is_alike: Callable[[Fact], bool]) -> bool:
 EMBEDDING_RATIO = 100.0  # of root mean squares: the smaller one has 1e-4 of the power of the larger
 
 
-def small_embeddings(case: Case) -> Iterator[Finding]:
+def small_embeddings(case: RuleInput) -> Iterator[Finding]:
     """An embedding that is drowned by another one."""
     sizes = sorted((f for f in case.signal.by_kind["embedding"] if 0 < f.value < math.inf), key=lambda f: f.value)
     if len(sizes) > 1 and sizes[-1].value > EMBEDDING_RATIO * sizes[0].value:
@@ -81,7 +81,7 @@ NOT_FINITE = {
 }  # by function, what makes its result infinite or NaN
 
 
-def non_finite(case: Case) -> Iterator[Finding]:
+def non_finite(case: RuleInput) -> Iterator[Finding]:
     """The weight, the module or the precision that makes the signal infinite or NaN."""
     signal, forward = case.signal, case.forward
     for fact in signal.by_kind["overflow"][:1]:  # squares that are infinite under a root or a fraction
@@ -129,7 +129,7 @@ def _is_constant(branch: Stats) -> bool:
     return branch.variance <= CONSTANT_BRANCH * branch.mean_square
 
 
-def faulty_branches(case: Case) -> Iterator[Finding]:
+def faulty_branches(case: RuleInput) -> Iterator[Finding]:
     """Branches that are cut off, that never learn, whose output does not depend on their input, or is too small."""
     signal = case.signal
     layers = {s.name: {m.name for m in b.layers} for s, b in zip(signal.sums, signal.plan.branches, strict=False)}
@@ -162,7 +162,7 @@ def _has_detached_shortcut(s: SumSignal) -> bool:
     return math.isnan(s.shortcut_gradient.norm) and s.branch_gradient.norm > 0 and s.shortcut.variance > 0
 
 
-def drowning_branches(case: Case) -> Iterator[Finding]:
+def drowning_branches(case: RuleInput) -> Iterator[Finding]:
     """Branches beside which nothing is left of what their shortcuts carry."""
     streams = zip(case.signal.sums, case.signal.plan.branches, strict=False)
     sums = [s for s, b in streams if b.shortcut == "identity"]
@@ -184,7 +184,7 @@ def large_branches(sums: list[SumSignal]) -> Finding:
 ACTIVATION = "LU|Threshold|Tanh"  # in the name of a class
 
 
-def silent(case: Case) -> Iterator[Finding]:
+def silent(case: RuleInput) -> Iterator[Finding]:
     """A place from which on the signal is exactly zero."""
     signal, forward = case.signal, case.forward
     if case.zero_layer or signal.origin in case.starting:
@@ -217,7 +217,7 @@ def silent(case: Case) -> Iterator[Finding]:
         yield finding("no signal", place, where=place if signal.origin else where)
 
 
-def gradient_cut(case: Case) -> Iterator[Finding]:
+def gradient_cut(case: RuleInput) -> Iterator[Finding]:
     """A place that no gradient, or no finite one, passes."""
     signal, forward, backward = case.signal, case.forward, case.backward
     place = backward.broken_at
@@ -261,7 +261,7 @@ ALIKE_SAMPLES = 1e-4  # of the variation of the input that is left at any place;
 BY_DESIGN = 1e-7  # of a branch over its shortcut: layer scales of 1e-6 leave 1e-12, and the sum shows its shortcut
 
 
-def drowned_samples(case: Case) -> Iterator[Finding]:
+def drowned_samples(case: RuleInput) -> Iterator[Finding]:
     """A place behind which a constant, such as positions or a bias, is far larger than what differs by sample.
 
     The signal may also fall below the constants by and by. The mean over n positions leaves 1/n of the variation.
@@ -294,7 +294,7 @@ def positions_lost(before: tuple[int, ...], after: tuple[int, ...]) -> float:
 ALIKE_TOKENS = 5e-4  # variation over the positions; sound networks have 9e-4 (a Fourier neural operator) or more
 
 
-def alike_tokens(case: Case) -> Iterator[Finding]:
+def alike_tokens(case: RuleInput) -> Iterator[Finding]:
     """Blocks that make all positions of a sequence, or all nodes of a graph, alike."""
     zero = set(case.signal.zero_layers)
     measured = [s for s in case.signal.sums if s.name not in zero]
@@ -311,7 +311,7 @@ POST_NORM_DEEP = 1e-2  # the part that is too small with so many sums
 POST_NORM_BRANCH = 100.0  # second moment of a branch over that of its shortcut; sound ones have about 1
 
 
-def deep_post_norm(case: Case) -> Iterator[Finding]:
+def deep_post_norm(case: RuleInput) -> Iterator[Finding]:
     """A normalizer after every sum, so that the shortcut forgets the early blocks."""
     signal = case.signal
     main = [s for s in signal.sums if s.around is None and not s.layer and not s.transition]
