@@ -17,8 +17,8 @@ from normfree.diagnostics.rules.depth_series import DepthSeries
 from normfree.diagnostics.rules.findings import (
     HARMLESS,
     SEVERITY,
-    RuleInput,
     Finding,
+    RuleInput,
     SignalStatus,
     by_priority,
     faulty_facts,

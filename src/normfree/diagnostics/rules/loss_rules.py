@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from normfree.diagnostics.rules.findings import RuleInput, Finding, SignalStatus, finding
+from normfree.diagnostics.rules.findings import Finding, RuleInput, SignalStatus, finding
 from normfree.diagnostics.rules.growth import LAYER_GAIN, NOTICEABLE
 from normfree.diagnostics.signals import CONSTANT, Gain, Signal
 from normfree.report.tables import compact

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from normfree.diagnostics.rules.findings import HARMLESS, RuleInput, Finding, finding, finding_of
+from normfree.diagnostics.rules.findings import HARMLESS, Finding, RuleInput, finding, finding_of
 from normfree.diagnostics.rules.growth import LARGE, NOTICEABLE, SHUT_GATE
 from normfree.diagnostics.signals import CONSTANT, NUMBERS, Fact, Signal
 from normfree.plan import Branch, Layer

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice, pairwise
 from typing import Any
 
-from normfree.diagnostics.rules.findings import HARMLESS, RuleInput, Finding, finding
+from normfree.diagnostics.rules.findings import HARMLESS, Finding, RuleInput, finding
 from normfree.diagnostics.rules.growth import NOTICEABLE, POST_NORM_LEAST, POST_NORM_SAME
 from normfree.diagnostics.signals import (
     CONSTANT,
