@@ -95,9 +95,8 @@ class Verification:
     ) -> list[str]:
         """Compare the scale of the outputs, how much they differ between samples, the first loss, and what learns.
 
-        If the model has code for training mode only, that code is run. The model then runs forward and, if nothing is wrong so far,
-        backward. Its zeros get small random values.
-        A baseline, such as 'xavier', is not refused.
+        If the model has code for training mode only, that code is run. The model then runs forward and, if nothing is
+        wrong so far, backward. Its zeros get small random values. A baseline, such as 'xavier', is not refused.
 
         Args:
             out: The output of the converted model on the example, at its initial values. None: the output of the pass
@@ -310,9 +309,9 @@ class Verification:
         """The parameters that start at 0 and stay 0, because others that multiply them are 0 as well.
 
         A zero that is multiplied by another zero starts to learn one step later, and its gradient is smaller by the
-        size of a step. If it must wait for `_ZEROS` others, the gradient is lost in rounding, so it counts as stuck. Output
-        layers move first if the model returns their outputs. A model may instead return the square of an output, which
-        has no gradient at 0, or a loss of some outputs only.
+        size of a step. If it must wait for `_ZEROS` others, the gradient is lost in rounding, so it counts as stuck.
+        Output layers move first if the model returns their outputs. A model may instead return the square of an output,
+        which has no gradient at 0, or a loss of some outputs only.
         """
         waiting = [name for name in self.passes.zeros() if learning.get(name)]
         heads = [name for name in waiting if name in self.passes.heads]

@@ -37,9 +37,9 @@ class Stop:
                 step()
 
     A SIGINT after the first signal raises `KeyboardInterrupt` at once. While `at_once` is set, the first SIGINT raises
-    it too, because there is nothing to save yet. If one `Stop` is open inside another, the inner one passes the signal on to
-    the outer one at its end, because its own work may be finished by then. A signal that is ignored stays ignored.
-    Outside the main thread, where Python delivers no signals, `Stop` does nothing.
+    it too, because there is nothing to save yet. If one `Stop` is open inside another, the inner one passes the signal
+    on to the outer one at its end, because its own work may be finished by then. A signal that is ignored stays
+    ignored. Outside the main thread, where Python delivers no signals, `Stop` does nothing.
     """
 
     def __init__(self) -> None:
