@@ -88,8 +88,9 @@ def check_samples(model: nn.Module, parts: ModelParts, arguments: Any, main: Ten
     In evaluation mode, a sample goes through the model as the second of two, and then as the first of two with a third
     sample. If its outputs differ, further calls look into the model: the sample between two others, then between two
     different ones, then before the first two, and the first call again, twice, since a state may return by chance.
-    Where that differs too, the model keeps a state. Noise that the model draws also depends on the place, but on the seed as well. An output
-    that compares all samples with each other, (N, N), is left out; `signal` has its width for the whole batch.
+    Where that differs too, the model keeps a state. Noise that the model draws also depends on the place, but on the
+    seed as well. An output that compares all samples with each other, (N, N), is left out; `signal` has its width for
+    the whole batch.
     """
     count = 0 if main.dim() < 2 else len(main)
     graphs = any(isinstance(t, Tensor) and t.shape[:2] == (count, count) for t in tree_leaves(arguments))
