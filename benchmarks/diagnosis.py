@@ -54,6 +54,7 @@ for number in (
     "eleventh",
     "twelfth",
     "thirteenth",
+    "fourteenth",
 ):
     if importlib.util.find_spec(f"broken_networks_{number}"):
         cases = importlib.import_module(f"broken_networks_{number}")
