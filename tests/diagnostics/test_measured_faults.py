@@ -547,6 +547,49 @@ def test_a_list_of_blocks_without_skips_is_a_design(without: set[tuple[int, int]
     assert forgotten == ([] if len(without) == 2 else ["2.1"])
 
 
+class Words(nn.Module):
+    """An encoder that takes the words, or their vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(30, 16), nn.Embedding(8, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+
+    def forward(self, ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
+        vectors = self.words(ids) if inputs_embeds is None else inputs_embeds
+        return self.layer(vectors + self.places.weight)  # type: ignore[no-any-return]
+
+
+class Vectors(Words):
+    """The same, but no caller can tell that its table is not read."""
+
+    def forward(self, vectors: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(inputs_embeds=vectors)
+
+
+class Wrapped(nn.Module):
+    """A network inside of a wrapper; it gives its encoder vectors of its own, and has another head for another task."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        heads = {"first": nn.Linear(16, 4), "second": nn.Linear(16, 3)}
+        self.network = nn.ModuleDict({"enter": nn.Linear(5, 16), "encoder": encoder, **heads})
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors = self.network["enter"](x)
+        by_name = isinstance(self.network["encoder"], Vectors)
+        hidden = self.network["encoder"](**{"vectors" if by_name else "inputs_embeds": vectors})
+        return self.network["first"](hidden.mean(1))  # type: ignore[no-any-return]
+
+
+def test_word_vectors_may_be_replaced_and_heads_of_other_tasks_may_wait() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        given, silent = (judged((Wrapped(e()), rows(32, 8, 5), rows(32, 4), F.mse_loss)) for e in (Words, Vectors))
+    assert not given.findings, given.word
+    assert silent.word == "faulty: unused module at network.encoder.words"
+
+
 class Shares(nn.Module):
     """Blocks that explain a part of the input and add to the output; the last one's part has no reader."""
 
@@ -563,6 +606,67 @@ class Shares(nn.Module):
             hidden = block["body"](x).relu()
             x, total = x - block["back"](hidden), total + block["out"](hidden)
         return total
+
+
+class Bodies(nn.Module):
+    """Blocks with two streams, of which the output reads the second one only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(3, 16)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {"node": nn.Sequential(nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 16)), "move": nn.Linear(16, 3)}
+            )
+            for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.enter(x)
+        for layer in self.layers:
+            x, hidden = x + layer["move"](hidden), hidden + layer["node"](hidden)
+        return x
+
+
+def test_last_sum_of_a_stream_may_have_no_reader() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        verdict = judged((Bodies(), rows(64, 3), rows(64, 3), F.mse_loss))
+    assert not verdict.findings, verdict.word
+
+
+class SeparableBlocks(nn.Module):
+    """Depthwise and pointwise convolutions, of which the second has a norm, and one that joins what they return."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.deep = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1, groups=width) for _ in range(9))
+        self.point = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 1), nn.BatchNorm2d(width), nn.ReLU()) for _ in range(9)
+        )
+        self.join = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(3 * width, width, 1), nn.BatchNorm2d(width), nn.ReLU()) for _ in range(3)
+        )
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for i, join in enumerate(self.join):
+            seen = []
+            for j in range(3 * i, 3 * i + 3):
+                x = self.point[j](self.deep[j](x))
+                seen.append(x)
+            x = join(torch.cat(seen, 1))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_layers_with_a_norm_are_compared_with_those_that_read_one_too() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        verdict = judged((SeparableBlocks(), rows(8, 3, 16, 16), torch.arange(8) % 5))
+    assert not verdict.outliers
+    assert not verdict.findings, verdict.word
 
 
 def test_part_of_the_last_block_may_have_no_reader() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -162,6 +163,7 @@ class LayerWeights:
         filled = {prefix for name, p in parts.parameters.items() if p.requires_grad for prefix in _above(name)}
         unused = filled - used
         silent = [name for name in parts.modules if name in unused and name.rpartition(".")[0] in used]
+        silent = [name for name in silent if not _is_replaced_table(name, parts)]
         patterns = {NUMBERS.sub("", name) for name in used}
         single = [name for name in silent if NUMBERS.sub("", name) not in patterns]
         return silent, {name for name in single if _is_head(name, parts, classes)}
@@ -189,6 +191,21 @@ def _holds_equal_vectors(parts: ModelParts, name: str) -> bool:
     return bool((p == p[..., :1, :]).all())
 
 
+def _is_replaced_table(name: str, parts: ModelParts) -> bool:
+    """Whether a table of word vectors has no reader because its model takes the vectors themselves, too."""
+    model = parts.modules[name.rpartition(".")[0]]
+    table = isinstance(parts.modules[name], nn.Embedding)
+    return table and "inputs_embeds" in inspect.signature(model.forward).parameters
+
+
+def _trunk(parts: ModelParts) -> str:
+    """The model inside of wrappers, which have a single child."""
+    name = ""
+    while len(children := list(parts.modules[name].named_children())) == 1 and list(children[0][1].children()):
+        name = f"{name}.{children[0][0]}".lstrip(".")
+    return name
+
+
 def _is_head(name: str, parts: ModelParts, classes: int) -> bool:
     """Whether a module may be another head of the model: it ends in as many units as the output, or is one layer.
 
@@ -197,7 +214,7 @@ def _is_head(name: str, parts: ModelParts, classes: int) -> bool:
     weights = [p for n, p in parts.parameters.items() if f"{n}.".startswith(f"{name}.") and p.dim() > 1]
     if not weights or isinstance(parts.modules[name], nn.Embedding):
         return False
-    layer = "." not in name and "weight" in parts.modules[name]._parameters
+    layer = name.rpartition(".")[0] == _trunk(parts) and "weight" in parts.modules[name]._parameters
     return (layer and weights[0].shape[0] != weights[0].shape[1]) or weights[-1].shape[0] == classes
 
 

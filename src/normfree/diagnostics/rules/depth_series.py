@@ -190,12 +190,14 @@ def _meant_to_rest(signal: Signal) -> list[str]:
     resting = set(signal.frozen_layers)
     called = Counter(layer.name for b in signal.plan.branches for layer in b.layers)
     resting |= {layer.name for layer in signal.layers if layer.gradient_norm > 0 and called[layer.name] == 1}
-    last = {name for name in signal.unused if is_last_of_list(name, signal)}
+    last = [f"{name}." for name in signal.unused if is_last_of_list(name, signal)]
     layers = [{layer.name for layer in b.layers} for b in signal.plan.branches]
     if signal.plain:
         layers = [{module_of(s.name)} for s in signal.sums]
     without = [(s.name, own) for s, own in zip(signal.sums, layers, strict=False) if s.sum_gradient.norm == 0]
-    return [name for name, own in without if own and (own <= resting or own & last)]
+    return [
+        n for n, own in without if own and (own <= resting or any(f"{o}.".startswith(x) for o in own for x in last))
+    ]
 
 
 def _not_reached_yet(sums: Sequence[SumSignal]) -> list[str]:

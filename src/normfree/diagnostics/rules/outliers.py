@@ -229,7 +229,9 @@ def _kinds(signal: Signal) -> list[tuple[object, ...]]:
     """The kind of each block; only blocks of one kind are compared, such as attentions in a Transformer."""
     branches = signal.plan.branches
     if signal.plain:
-        return [(s.normalized,) for s in signal.sums]  # a normalizer undoes the scale of its layer
+        # A normalizer undoes the scale of its layer, and a factor compares a layer with the one before.
+        normalized = [s.normalized for s in signal.sums]
+        return list(zip(normalized, [False, *normalized], strict=False))
     if len(branches) != len(signal.sums):
         return [(NUMBERS.sub("", s.name),) for s in signal.sums]
     alternate = shapes_alternate(signal)
