@@ -105,8 +105,9 @@ def page(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         "search: one run of 25 steps raises the rate from 1e-5 to 0.03, and a third of the rate at the lowest loss is "
         f"halved until {STEPS} steps lower the loss. It was found for {found} of {len(trained)} rows. A rate in "
         "brackets was given, because the search takes longer than the steps.",
-        f"- *Unmoved* counts the parameters that have not changed after {ALL_STEPS} steps, neither at the rate nor at "
-        f"{SMALL_RATE:g}. A parameter that does not change in the original either is no error.",
+        f"- *Unmoved* counts the parameters that have not changed after {ALL_STEPS} steps, neither in the run at the "
+        f"rate of the table nor in one at {SMALL_RATE:g}. A parameter that does not change in the original either is "
+        "no error.",
         "",
         "The learning rates at which converted models diverge are [below](#learning-rates).",
         "",

@@ -86,7 +86,7 @@ def diagnose_model(
             "--fail-on",
             metavar="WORD",
             help="Exit with 1 at this verdict or worse: growing, drifting, vanishing, exploding, faulty, dead branch. "
-            "A single block that differs from the others counts as growing, from tenfold on as exploding or vanishing. "
+            "A block unlike the others counts as growing, or as exploding or vanishing if it differs tenfold. "
             "If the input is not finite, the exit status is always 1.",
         ),
     ] = "",

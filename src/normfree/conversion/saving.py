@@ -136,7 +136,7 @@ def load_converted(
     if factory is None and record["source"] is None:
         raise ValueError(
             f"expected a factory for the model in '{folder}', because the folder does not name the original; pass "
-            f"a function that returns a {record['model']}, as in nf.load('{folder.name}', factory)"
+            f"a function that returns a {record['model']}, as in nf.load('{folder}', factory)"
         )
     if factory is None:
         require_trusted(record["source"], folder, trust)

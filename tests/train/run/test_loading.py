@@ -81,8 +81,10 @@ def test_unfinished_run_gives_its_last_checkpoint(tmp_path: Path, monkeypatch: p
 
 def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
     for call in (nf.load, nf.evaluate, read_config):
-        with pytest.raises(ValueError, match=r"expected a run in .* found no config.toml"):
+        with pytest.raises(ValueError, match=r"expected a run in .* found no (config.toml|such folder)"):
             call(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"found no config.toml and no plan.json there"):
+        nf.load(tmp_path)
     (tmp_path / "config.toml").touch()
     with pytest.raises(ValueError, match=r"expected the configuration of a run in '.*', got an empty file; start"):
         read_config(tmp_path)
