@@ -73,7 +73,7 @@ def test_progress_counts_what_a_run_costs(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(room, "compare", stopped)
     monkeypatch.setattr(room, "measure_signal", lambda _: ([1.0], [1.0]))
-    assert run_demo(tmp_path, progress=update) is None
+    assert run_demo(tmp_path, progress=update) == 1
     assert texts[1:] == ["a run"] * 12  # one estimate of the time left: that of the demo
     assert calls == ["fixup", "batchnorm", "sqrt_half", "he_in"]
     start, signals, deepest, fixup, _, _, batchnorm, _, _, _, _, _, depths = told

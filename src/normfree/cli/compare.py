@@ -161,9 +161,9 @@ def make_demo(
     console = open_console()
     with progress("demo") as update:
         demo = run_demo(out, jobs=jobs or default_jobs("cpu"), progress=update)
-    if demo is None:
+    if isinstance(demo, int):
         say_stopped("runs")
-        raise typer.Exit(130)
+        raise typer.Exit(128 + demo)
     print_table(signal_table(demo), console)
     print_table(table(demo.depth), console)
     page, picture = save(demo, out)

@@ -73,7 +73,7 @@ class Demo:
 
 def run_demo(
     out: str | Path, settings: DemoSettings | None = None, *, jobs: int = 1, progress: ProgressCallback | None = None
-) -> Demo | None:
+) -> Demo | int:
     """Run the three experiments; finished ones are read from `out`.
 
     Args:
@@ -83,7 +83,7 @@ def run_demo(
         progress: Called with the percentage of the work that is done, 100, and a string. It counts work, not runs.
 
     Returns:
-        The measurements; None after a signal, with finished runs kept.
+        The measurements, or the number of the Unix signal that stopped them; finished runs are kept.
 
     Raises:
         ValueError: if a run cannot be trained.
@@ -109,8 +109,8 @@ def run_demo(
 
     show(0, f"signal through {settings.signal_model}")
     signals = _signals(settings, out / "signal.json", jobs)
-    if signals is None:
-        return None
+    if isinstance(signals, int):
+        return signals
     before = len(settings.methods)
 
     def show_runs(done: int, _: int, text: str) -> None:
@@ -121,8 +121,8 @@ def run_demo(
     for method, rate in settings.rates.items():
         grid: dict[str, Any] = {"methods": [method], "models": settings.models, "lrs": [rate]}
         parts.append(compare(base, seeds=settings.seeds, **grid, **common))
-        if parts[-1].signal is not None:
-            return None
+        if (stopped := parts[-1].signal) is not None:
+            return stopped
         before += len(settings.models) * len(settings.seeds)
     ended = sorted((run for part in parts for run in part.runs), key=lambda run: run.depth)
     depth = replace(
@@ -134,8 +134,8 @@ def run_demo(
         sized = quick.with_changes(batch_size=size)
         twins: dict[str, Any] = {"methods": settings.twins, "models": [settings.batch_model], "lrs": scaled}
         batches[size] = compare(sized, seeds=(settings.seed,), **twins, **common)
-        if batches[size].signal is not None:
-            return None
+        if (stopped := batches[size].signal) is not None:
+            return stopped
         before += each
     return Demo(
         settings=settings, forward=signals["forward"], backward=signals["backward"], depth=depth, batches=batches
@@ -163,8 +163,8 @@ def _costs(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> lis
     ]
 
 
-def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | None:
-    """Measure the variance after every residual sum, and of its gradient, by method; None after a stop."""
+def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | int:
+    """Measure the variance after every residual sum, and of its gradient, by method; after a signal, its number."""
     wanted = {"model": settings.signal_model, "methods": list(settings.methods), "seed": settings.seed, "format": 2}
     if path.exists():
         try:
@@ -179,7 +179,7 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
     with Stop() as stop:
         measured = dict(run_tasks(measure_signal, tasks, jobs=jobs, stop=stop))
         if stop.requested:
-            return None
+            return int(stop.requested)
     for number, method in enumerate(settings.methods):
         found["forward"][method], found["backward"][method] = measured[number]
     with explain_os_errors("the signals", path):

@@ -103,7 +103,7 @@ def load(
         return load_converted(folder, factory, trust=trust)[0].to(place)
     configured = RunFolder(folder).config_path.exists()
     if not configured and (model is None or checkpoint.latest(folder) is None):
-        found = f"no config.toml and no {PLAN} there" if folder.is_dir() else "no such folder"
+        found = f"no config.toml and no {PLAN} there" if Path(folder).is_dir() else "no such folder"
         raise ValueError(
             f"expected a run in '{folder}' or a converted model, found {found}; give the folder that --out named, or "
             "pass model= for sharded checkpoints"
