@@ -55,6 +55,7 @@ for number in (
     "twelfth",
     "thirteenth",
     "fourteenth",
+    "fifteenth",
 ):
     if importlib.util.find_spec(f"broken_networks_{number}"):
         cases = importlib.import_module(f"broken_networks_{number}")
