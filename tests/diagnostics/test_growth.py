@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.diagnostics import diagnose
+from normfree.diagnostics.rules.growth import DepthPoint, judge_direction
 
 Y = torch.arange(32) % 5
 
@@ -118,3 +119,13 @@ def test_scores_of_one_number_have_no_part_in_the_growth(factor: float, sound: b
     x = torch.randn(32, 24, 4, generator=torch.Generator().manual_seed(0))
     x[:, :, 0] += Y[:, None]
     assert (causes(GraphAttention(factor), x) == []) == sound
+
+
+@pytest.mark.parametrize(
+    ("scale", "normalized", "status"), [(1.0, True, "preserved"), (100.0, True, "exploding"), (1.0, False, "exploding")]
+)
+def test_a_stream_may_grow_to_the_size_of_normalized_branches(scale: float, normalized: bool, status: str) -> None:
+    """The sizes are those of an OLMo 2 of three layers, whose word vectors have a deviation of 0.02."""
+    sizes = (0.00414, 0.0042, 0.197, 0.268, 1.11, 1.66)
+    points = [DepthPoint(str(i), "", 1, scale * size) for i, size in enumerate(sizes)]
+    assert judge_direction(points, normalized=normalized).status == status

@@ -590,6 +590,64 @@ def test_word_vectors_may_be_replaced_and_heads_of_other_tasks_may_wait() -> Non
     assert silent.word == "faulty: unused module at network.encoder.words"
 
 
+class Refined(nn.Module):
+    """An estimate that a block corrects four times, each time from where it is, without the way there."""
+
+    def __init__(self, detached: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+        super().__init__()
+        self.step = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 6))
+        self.look, self.detached = nn.Linear(6, 6), detached
+
+    def forward(self, x: Tensor) -> Tensor:
+        estimate = seen = self.look(x)
+        estimates = []
+        for i in range(4):
+            start = estimate.detach() if i in self.detached else estimate
+            estimate = start + self.step(torch.cat([seen, start], 1))
+            estimates.append(estimate)
+        return torch.stack(estimates, 1)
+
+
+def test_every_step_may_start_from_a_detached_estimate() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        targets = rows(64, 6)[:, None].expand(-1, 4, -1)
+        all_of_them = judged((Refined(), rows(64, 6), targets, F.mse_loss))
+        one = judged((Refined(detached=(2,)), rows(64, 6), targets, F.mse_loss))
+    assert not all_of_them.findings, all_of_them.word
+    assert any(f.cause == "detached shortcut" for f in one.findings), one.word
+
+
+def width_loss(output: Tensor, targets: Tensor) -> Tensor:
+    """A density that refuses a width of zero."""
+    mean, width = output[:, 0], output[:, 1].exp() if bool(output.any()) else output[:, 1]
+    return -torch.distributions.Normal(mean, width).log_prob(targets).mean()
+
+
+def test_a_loss_may_refuse_an_output_of_zeros() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        verdict = judged((nn.Sequential(*layers(8, 32), nn.Linear(32, 2)), rows(32, 8), rows(32), width_loss))
+    assert not verdict.findings, verdict.word
+
+
+def views_loss(temperature: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        a, b = (F.normalize(part, dim=1) for part in output.chunk(2))
+        return F.cross_entropy(a @ b.mT / temperature, targets)
+
+    return loss
+
+
+@pytest.mark.parametrize(("temperature", "sound"), [(0.5, True), (1.0, False)])
+def test_samples_that_are_compared_need_a_temperature(temperature: float, sound: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = he(nn.Sequential(*layers(8, 32, 32), nn.Linear(32, 16)))
+        verdict = judged((model, rows(256, 8), torch.arange(128), views_loss(temperature)))
+    assert ("scores without a scale" in [f.cause for f in verdict.findings]) != sound
+
+
 class Shares(nn.Module):
     """Blocks that explain a part of the input and add to the output; the last one's part has no reader."""
 

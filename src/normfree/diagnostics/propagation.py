@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,7 +51,7 @@ from normfree.nn.model_state import (
     preserve_model_state,
     reshard_,
 )
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.normalizers import is_norm
 from normfree.nn.residual import Residual
 from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
@@ -198,7 +198,7 @@ def _measure(
         inputs=given,
         head=head,
         half=observer.half,
-        normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
+        normalized=2 * sum(map(is_norm, parts.modules.values())) >= len(layers),
         graph=graph,
         facts=(
             *parameter_facts(parts, plan.classifier, reader.unknown - {id(w.leaf) for w in watched}),
@@ -366,8 +366,9 @@ def _start(
     if result is not None:
         value = result.detach()
         if isinstance(output, Tensor):  # a model with a loss of its own returns more
-            zero = loss_of(torch.zeros_like(output), targets, loss)
-            zero_loss = math.nan if zero is None else float(zero)
+            with suppress(Exception):  # a loss may refuse zeros, as a density with a width of zero
+                zero = loss_of(torch.zeros_like(output), targets, loss)
+                zero_loss = math.nan if zero is None else float(zero)
         starts[result] = None  # reaches at least a classifier of zeros
         if not features:
             return starts, "", value, zero_loss

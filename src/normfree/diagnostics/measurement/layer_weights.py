@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normfree.diagnostics.measurement.moments import HALF, concatenate, norms
 from normfree.diagnostics.signals import NUMBERS, Fact, LayerSignal
 from normfree.nn.model_state import ModelParts, full_tensor, is_sharded
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.normalizers import is_norm
 from normfree.nn.scalars import ScalarBias
 from normfree.plan import Branch, Layer, ResidualPlan
 from normfree.report.tables import Column, Table, compact
@@ -277,7 +277,7 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             owners.setdefault(layer.name, []).append(branch.name)  # several if a block is called several times
     outside = {layer.name for layer in (*plan.stem, *plan.body, *plan.classifier)}
     outside |= {layer.name for branch in plan.branches for layer in branch.shortcut_layers}
-    normalizers = {name for name, module in parts.modules.items() if isinstance(module, NORM_TYPES)}
+    normalizers = {name for name, module in parts.modules.items() if is_norm(module)}
     found: set[str] = set()
     for name, gradient in gradients.items():
         module = name.rpartition(".")[0]

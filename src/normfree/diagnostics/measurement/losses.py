@@ -139,6 +139,7 @@ def _check_likelihood(node: Any, kind: str, names: Mapping[int, str]) -> Iterato
 
 
 REACHABLE = 0.5  # the probability of the right class that a network must be able to reach
+COMPARED = 1.5  # a bound that shows a temperature, if samples are compared with each other
 SAME_LENGTH = 1e-3  # relative difference between vectors that were divided by their lengths
 MOST_VECTORS = 256
 
@@ -148,43 +149,49 @@ def _check_scores(node: Any, names: Mapping[int, str]) -> Iterator[Fact]:
     likely = saved_tensor(node, "result")
     if likely is None or likely.dim() < 2:
         return
-    classes, bound = likely.shape[dimension(node._saved_dim)], _bound_of_scores(node.next_functions[0][0])
+    classes, (bound, learned) = likely.shape[dimension(node._saved_dim)], _bound_of_scores(node.next_functions[0][0])
     best = 1 / (1 + (classes - 1) * math.exp(-2 * min(bound, 1e3)))
-    if classes > 1 and best < REACHABLE:
+    # Samples that are compared with each other have a temperature, often of 1/2, whatever their number.
+    too_small = best < REACHABLE and (learned or bound < COMPARED)
+    if classes > 1 and too_small:
         yield Fact("scores without a scale", place_of(node, names) or "the output", value=best)
 
 
-def _bound_of_scores(node: Any) -> float:
-    """The largest possible product of vectors of fixed lengths, times a fixed scale; ∞ if something can learn more."""
+def _bound_of_scores(node: Any) -> tuple[float, bool]:
+    """The largest possible product of vectors of fixed lengths, times a fixed scale; ∞ if something can learn more.
+
+    And whether one of the factors is made of weights, as the classes of a classifier are.
+    """
     scale, node = 1.0, first_function(node, (*VIEWS, "MaskedFill"))
     while function_name(node) in ("Mul", "Div") and sum(f is not None for f, _ in node.next_functions) == 1:
         index = next(i for i, (f, _) in enumerate(node.next_functions) if f is not None)
         factor = saved_tensor(node, "self" if index else "other")
         if factor is None or factor.numel() != 1 or (index and function_name(node) == "Div"):
-            return math.inf
+            return math.inf, False
         scale *= float(factor) if function_name(node) == "Mul" else 1 / float(factor)
         node = first_function(node.next_functions[index][0], (*VIEWS, "MaskedFill"))
     names, dims = ("self", "mat2"), (-1, -2)
     if function_name(node) == "Sum" and len(getattr(node, "_saved_dim", None) or ()) == 1:
         names, dims, node = ("self", "other"), (-1, -1), first_function(node.next_functions[0][0])
         if function_name(node) != "Mul":
-            return math.inf
+            return math.inf, False
     elif function_name(node) not in ("Mm", "Bmm"):
-        return math.inf
-    bound = abs(scale)
+        return math.inf, False
+    bound, weights = abs(scale), False
     for (source, _), name, dim in zip(node.next_functions, names, dims, strict=True):
         vectors, maker = saved_tensor(node, name), first_function(source, (*VIEWS, *PARTS, "Expand"))
         if vectors is None or function_name(maker) not in ("Mul", "Div"):
-            return math.inf
+            return math.inf, False
         learned = _learned_factors(maker)
         if len(learned) > 1 or any(p.numel() == max(p.shape, default=1) for p in learned):  # a gain
-            return math.inf
+            return math.inf, False
         lengths = vectors.float().movedim(dim, -1).flatten(0, -2)[:MOST_VECTORS].norm(dim=-1)
         longest = float(lengths.max())
         if not bool(((lengths < SAME_LENGTH * longest) | (lengths > (1 - SAME_LENGTH) * longest)).all()):
-            return math.inf
+            return math.inf, False
         bound *= longest
-    return bound
+        weights = weights or bool(learned)
+    return bound, weights
 
 
 FACTORS = ("Mul", "Div", "Expand", "Exp", "Softplus", "Clamp", "ClampMin", *VIEWS)

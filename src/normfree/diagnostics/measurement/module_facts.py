@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from normfree.diagnostics.measurement.moments import adds_constant, concatenate, norms
 from normfree.diagnostics.signals import NUMBERS, Fact, ModuleFact
 from normfree.nn.model_state import ModelParts, full_tensor, hooked, is_sharded
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.normalizers import is_norm
 from normfree.plan import Layer, ResidualPlan
 
 
@@ -59,7 +59,7 @@ def _sizes(parts: ModelParts) -> Iterator[Fact]:
 
     The detail of a scale is 'norm' if it is the gain of a normalizer, which has its mean, too.
     """
-    gains = {f"{n}.weight" for n, m in parts.modules.items() if isinstance(m, NORM_TYPES)}
+    gains = {f"{n}.weight" for n, m in parts.modules.items() if is_norm(m)}
     tensors: dict[tuple[str, str], Tensor] = {
         ("scale", n): p.detach()
         for n, p in parts.parameters.items()
@@ -153,7 +153,7 @@ def module_facts(parts: ModelParts) -> tuple[ModuleFact, ...]:
         if not children:
             kind = type(module)
             active = kind.__module__ == nn.ReLU.__module__ and "Softm" not in kind.__name__
-            role = "activation" if active else "normalizer" if isinstance(module, NORM_TYPES) else "layer"
+            role = "activation" if active else "normalizer" if is_norm(module) else "layer"
             found.append(ModuleFact(name, kind.__name__, role, module.training, "" if same == name else same))
     return (*found, *_shared_and_frozen(parts))
 

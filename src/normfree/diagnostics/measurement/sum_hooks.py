@@ -20,7 +20,7 @@ from normfree.diagnostics.measurement.moments import MomentStore, channels_after
 from normfree.diagnostics.signals import Stats, SumSignal
 from normfree.graph.observer import MATRIX_PRODUCTS, FunctionCall, Observer, operands_of
 from normfree.nn.model_state import full_tensor
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.normalizers import is_norm
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan
@@ -145,7 +145,7 @@ class SumObserver(Observer):
             pre_hooks = self.modules[name]._forward_pre_hooks
             self.add_hook(pre_hooks, lambda m, args, measure=measure: measure(m, args, args[0] if args else None))
         for module in self.modules.values():
-            if isinstance(module, NORM_TYPES):
+            if is_norm(module):
                 self.add_hook(module._forward_hooks, behind_normalizer)
 
     def _measure_layer(self, layer: Layer, module: nn.Module | None, out: Any) -> None:

@@ -145,6 +145,8 @@ def _judge_stream(
     if normalized and mostly_inside and abs(inside) < math.log(NOTICEABLE):
         ends_of_stages = inside  # only the jumps between stages are left, and normalizers take them up
     growth, decay = max(inside, ends_of_stages), min(inside, ends_of_stages)
+    if normalized and not plain and not backward and max(p.value for p in points) <= NOTICEABLE:
+        growth = min(growth, 0.0)  # a stream that starts from small embeddings grows to the size of normalized branches
     # One step per stage cannot show a trend; with batch norm it is 2.
     measured = max(map(stages.count, stages)) > 2
     tied = len(points) > 1 and len({p.name.partition("#")[0] for p in points}) == 1  # the steps of one layer
@@ -159,7 +161,7 @@ def _judge_stream(
     steps = [b - a for a, b in pairwise(logs)] or [0.0]
     # Without its largest step, such as the one behind the first block, half of a fast change is left on the log scale.
     fast = fast if 2 * (abs(ends_of_stages) - max(map(abs, steps))) >= math.log(NOTICEABLE) else 0.0
-    fast_growth = not tolerant and fast >= math.log(FAST) and ends_of_stages >= math.log(NOTICEABLE)
+    fast_growth = growth > 0 and not tolerant and fast >= math.log(FAST) and ends_of_stages >= math.log(NOTICEABLE)
     fast_decay = not plain and fast <= -math.log(FAST) and ends_of_stages <= -math.log(NOTICEABLE)
     status: SignalStatus = "preserved"
     # Without sums and normalizers nothing divides by what has accumulated, so that no power of the depth is meant.
@@ -170,7 +172,7 @@ def _judge_stream(
         status = "exploding"
     elif (decay <= -small and not (forgets or learns_to_keep)) or fast_decay:
         status = "vanishing"
-    elif measured and not polynomial and not learns_to_keep and not drifts < inside < large / 2:
+    elif measured and not polynomial and not learns_to_keep and not drifts < min(inside, growth) < large / 2:
         status = "drifting"
     falling = status == "vanishing" or (status == "drifting" and inside < 0)
     worst = (min if falling else max)(range(len(steps)), key=steps.__getitem__)

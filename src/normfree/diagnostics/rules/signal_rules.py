@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
@@ -137,7 +137,9 @@ def faulty_branches(case: RuleInput) -> Iterator[Finding]:
     # Else the gradient of the branch is rounded to zero, by saturation or an explosion.
     cut = (s for s in case.dead if not _is_constant(s.branch) and not layers.get(s.name, set()) & reached)
     yield from (finding("detached branch", s.name) for s in islice(cut, 1))
-    detached = (b for a, b in pairwise(signal.sums) if a.sum_gradient.norm > 0 and _has_detached_shortcut(b))
+    cut_off = [b for a, b in pairwise(signal.sums) if a.sum_gradient.norm > 0 and _has_detached_shortcut(b)]
+    # A step that starts from a detached estimate every time does so by design.
+    detached = (s for s in cut_off if not _in_all_calls(s, cut_off, signal))
     yield from (finding("detached shortcut", s.name) for s in islice(detached, 1))
     for s in islice((s for s in case.dead if _is_constant(s.branch)), 1):
         yield finding("dead branch", s.name, constant="" if s.branch.norm == 0 else "it only returns a constant; ")
@@ -160,6 +162,13 @@ def faulty_branches(case: RuleInput) -> Iterator[Finding]:
 def _has_detached_shortcut(s: SumSignal) -> bool:
     """Whether the shortcut of a sum varies, but no gradient passes it, although one does the branch."""
     return math.isnan(s.shortcut_gradient.norm) and s.branch_gradient.norm > 0 and s.shortcut.variance > 0
+
+
+def _in_all_calls(s: SumSignal, found: Sequence[SumSignal], signal: Signal) -> bool:
+    """Whether all calls of a block but the first are among those that were found, and there are several."""
+    block = s.name.partition("#")[0]
+    calls = [other for other in signal.sums if other.name.partition("#")[0] == block]
+    return len(calls) > 2 and all(other in found for other in calls[1:])
 
 
 def drowning_branches(case: RuleInput) -> Iterator[Finding]:
@@ -275,6 +284,7 @@ def drowned_samples(case: RuleInput) -> Iterator[Finding]:
         if s.variation == 0 < s.sum.power:  # queries or latents, which are the same for all samples on purpose
             return
         starts_small = not s.layer and s.branch.power < BY_DESIGN * s.shortcut.power
+        starts_small = starts_small or _has_detached_shortcut(s)  # from an estimate, such as the places of pixels
         drowned = (DROWNED if s.sum.power > 1 else DROWNED_WHILE_SMALL) * before
         if not starts_small and 0 < s.variation < max(drowned, ALIKE_SAMPLES * first):
             stem = [layer.name for layer in signal.plan.stem if layer.name] if i == 0 else []
