@@ -147,16 +147,19 @@ def _measure(
         stack.enter_context(preserve_model_state(model, parts))
         stack.enter_context(weights.unfrozen())
         stack.enter_context(observer.observing())
-        stack.enter_context(blocks.watching())
         seen = {parts.modules[layer]: read[layer] for both in readers.values() for layer in both}
         seen |= {} if zero is None else {zero: features}
         hooks = {module: lambda _m, a, inputs=inputs: inputs.extend(a[:1]) for module, inputs in seen.items()}
-        stack.enter_context(hooked(hooks, before=True))
-        gates = stack.enter_context(watch_gates(parts))
         gradients = stack.enter_context(weights.gradient_norms())
         (args, kwargs), watched = watch_inputs((args, kwargs), images=by_functions) if watch else ((args, kwargs), [])
-        with clear_type_errors(parts, (args, kwargs)):
+        with (
+            clear_type_errors(parts, (args, kwargs)),
+            blocks.watching(),
+            hooked(hooks, before=True),
+            watch_gates(parts) as gates,
+        ):
             output = model(*args, **kwargs)
+        observer.stop()  # the backward pass runs the modules of a checkpointed network again
         observer.leave_out_head(_tensor_or_none(output))
         observer.require_points()
         source = generator or torch.Generator().manual_seed(0)
