@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.diagnostics.measurement.autograd_graph import GraphReader, overwritten_place
+from normfree.diagnostics.measurement.autograd_graph import GraphReader
+from normfree.diagnostics.measurement.backward_pass import (
+    backward_starts,
+    gradients_by_sample,
+    is_flat,
+    outputs_without_loss,
+    random_gradient,
+    run_backward,
+)
 from normfree.diagnostics.measurement.inputs_and_outputs import (
     IgnoredInput,
     clear_type_errors,
@@ -38,8 +46,9 @@ from normfree.diagnostics.measurement.losses import broadcasts, check_loss, loss
 from normfree.diagnostics.measurement.module_facts import BlocksWithoutSums, module_facts, parameter_facts, watch_gates
 from normfree.diagnostics.measurement.sum_hooks import MISSING, NoLayersError, SumObserver
 from normfree.diagnostics.passes.fault_localization import OpenQuestions, locate_faults
-from normfree.diagnostics.signals import CONSTANT, SURE, Fact, OutputFacts, Signal
+from normfree.diagnostics.signals import CONSTANT, Fact, OutputFacts, Signal
 from normfree.graph import discover
+from normfree.graph.observer import tensors_of
 from normfree.models import BaseModel
 from normfree.nn.model_state import (
     ModelParts,
@@ -75,10 +84,10 @@ def propagate(
     is not finite, a second forward pass finds the module that made it.
 
     The backward pass starts from the loss if there are `targets` or a `loss`, or if the model returns a loss of its
-    own, and otherwise from a random gradient with unit variance at the output. If the classifier's weight is zero, as
-    at the start of Fixup, a random gradient is injected at its input instead; if all attentions over an encoder's
-    output return zero, one is injected there, too. `Signal.injected` names these places. Frozen parameters get
-    gradients as well, since they carry the signal too.
+    own, and otherwise from a random gradient with unit variance at every output that feeds no other output. If the
+    classifier's weight is zero, as at the start of Fixup, a random gradient is injected at its input instead; if all
+    attentions over an encoder's output return zero, one is injected there, too. `Signal.injected` names these places.
+    Frozen parameters get gradients as well, since they carry the signal too.
 
     Hooks, modes, gradients, buffers and random states are restored, also if the model raises. Only numbers are kept,
     so that memory does not grow beyond one plain pass.
@@ -163,23 +172,24 @@ def _measure(
         observer.leave_out_head(_tensor_or_none(output))
         observer.require_points()
         source = generator or torch.Generator().manual_seed(0)
-        starts, injected, value, zero_loss = _start(output, features, targets, loss, source)
+        starts, injected, value, zero_loss = backward_starts(output, features, targets, loss, source)
         memories = {b: read[k][0] for b, (k, v) in readers.items() if read[k] and read[v] and read[k][0] is read[v][0]}
         memory = next(iter(memories.values()), None)
         if memory is not None and memory.requires_grad and observer.are_zero(memories):
-            starts[memory] = _random_gradient(memory, source)
+            starts[memory] = random_gradient(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
         size = _tensor_or_none(output)
         result = None if value is None else next(iter(starts))
-        outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
+        outputs = tensors_of(output)
         graph, functions = reader.read(size, result, outputs)
         functions += loss_facts(result, outputs, targets, reader.names)
-        by_sample = _gradients_by_sample(size if result is not None else None)
+        by_sample = gradients_by_sample(size if result is not None else None)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
-            _backward(parts, starts)
+            run_backward(parts, starts)
         checks = list(unseen_samples(by_sample, targets, size))
+        checks += outputs_without_loss(output) if loss is None and targets is not None else ()
         checks += () if loss is None else check_loss(loss, output, targets)
         checks += [Fact("input changed in place", "the input")] if any(w.read._version for w in watched) else []
         ignored = list(ignored_inputs(watched, reader.word_gradients))
@@ -216,7 +226,7 @@ def _measure(
         targets=target_facts(targets),
         **weights.gradient_facts(gradient_sizes),
         zero_loss=zero_loss,
-        loss_cut=result is not None and (not result.requires_grad or (flat and _is_flat(by_sample, head))),
+        loss_cut=result is not None and (not result.requires_grad or (flat and is_flat(by_sample, head))),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
         outputs=sum(t.grad_fn is not None for t in outputs),
     )
@@ -298,20 +308,6 @@ def _open_questions(
     return OpenQuestions(ended, False, layers, modules, ignored) if layers or modules or ignored else None
 
 
-def _gradients_by_sample(output: Tensor | None) -> list[Tensor]:
-    """A list that the backward pass fills with the largest gradient of each sample's output."""
-    found: list[Tensor] = []
-    if output is not None and output.requires_grad and output.dim():
-        output.register_hook(lambda g: found.append(g.detach().reshape(len(g), -1).abs().amax(1)))
-    return found
-
-
-def _is_flat(by_sample: Sequence[Tensor], head: OutputFacts) -> bool:
-    """Whether the gradient of the loss is zero at the whole output, and not only by rounding."""
-    rounded = bool(by_sample) and (by_sample[0].dtype is torch.float16 or head.confidence > SURE)
-    return bool(by_sample) and not rounded and not bool(by_sample[0].any())
-
-
 def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
     """The branches that may attend over another sequence, with the layers that would make their keys and values.
 
@@ -354,43 +350,3 @@ def _copy_input(value: Any) -> Any:
         return value
     with torch.inference_mode(False):
         return value.detach().clone().requires_grad_(value.requires_grad)
-
-
-def _start(
-    output: Any, features: Sequence[Tensor], targets: Any, loss: Loss | None, source: torch.Generator
-) -> tuple[dict[Tensor, Tensor | None], str, Tensor | None, float]:
-    """The tensors where the backward pass starts with their gradients, the injected place, and the loss, if any.
-
-    The last number is the loss of an output of zeros, NaN if it is not known.
-    """
-    value, zero_loss = None, math.nan
-    starts: dict[Tensor, Tensor | None] = {}
-    result = loss_of(output, targets, loss)
-    if result is not None:
-        value = result.detach()
-        if isinstance(output, Tensor):  # a model with a loss of its own returns more
-            zero = loss_of(torch.zeros_like(output), targets, loss)
-            zero_loss = math.nan if zero is None else float(zero)
-        starts[result] = None  # reaches at least a classifier of zeros
-        if not features:
-            return starts, "", value, zero_loss
-    start = features[-1] if features else first_tensor(output)
-    starts[start] = _random_gradient(start, source)
-    return starts, "features" if features else "output", value, zero_loss
-
-
-def _backward(parts: ModelParts, starts: dict[Tensor, Tensor | None]) -> None:
-    """Run the backward pass; a tensor that was changed in place on the way is one clear error."""
-    try:
-        torch.autograd.backward(list(starts), list(starts.values()))
-    except RuntimeError as error:
-        if not (place := overwritten_place(parts, starts)):
-            raise
-        remedy = "write x = x * y there, not x *= y or x.mul_(y)"
-        message = f"expected a backward pass, but a tensor that it needs was changed in place behind {place}; {remedy}"
-        raise ValueError(message) from error
-
-
-def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:
-    """Draw a gradient with unit variance for a tensor."""
-    return torch.randn(tensor.shape, generator=source, device=source.device).to(tensor)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map, tree_map_with_path
 
 from normfree.arguments import call_loss, check_targets
+from normfree.diagnostics.measurement.graph_nodes import walk
 from normfree.diagnostics.measurement.moments import variations
 from normfree.diagnostics.signals import Fact, InputFacts, OutputFacts
+from normfree.graph.observer import tensors_of
 from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at
@@ -239,6 +242,41 @@ def first_tensor(output: Any) -> Tensor:
         f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
         "pass a loss= that turns it into a number"
     )
+
+
+def main_tensor(output: Any) -> Tensor:
+    """The tensor in which two passes are compared: `first_tensor`, or all tensors of a nested output, side by side.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    with suppress(ValueError):
+        return first_tensor(output)
+    tensors = [t if t.dim() else t[None] for t in tensors_of(output) if t.is_floating_point() and t.numel()]
+    alike = [t.reshape(len(t), -1) for t in tensors if len(t) == len(tensors[0])]
+    return torch.cat([t.to(alike[0].dtype) for t in alike], 1) if alike else first_tensor(output)
+
+
+def injected_outputs(output: Any) -> list[Tensor]:
+    """The outputs at which a random gradient is injected: all that feed no other output, the main one first.
+
+    Gradients at these reach every layer. The inner feature maps of a backbone, and the keys and values that a decoder
+    returns, feed other outputs.
+
+    Raises:
+        ValueError: if there is no output of floating-point numbers.
+    """
+    found = [t for t in tensors_of(output) if t.is_floating_point() and t.grad_fn is not None]
+    inner = set(walk([f for t in found for f, _ in t.grad_fn.next_functions], most=sys.maxsize)) if found[1:] else set()
+    ends = list({id(t): t for t in found if t.grad_fn not in inner}.values())
+    try:
+        main = first_tensor(output)
+    except ValueError:
+        if not ends:
+            raise
+        return ends
+    others = [t for t in ends if t is not main and bool(torch.isfinite(t.detach()).all())]
+    return others if others and main.grad_fn in inner else [main, *others]
 
 
 def own_loss(output: Any) -> Tensor | None:
