@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from normfree.errors import wrong_argument
 from normfree.plan import ResidualPlan
 
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
 _IGNORED = -100  # the class that torch's cross-entropy leaves out
 
 
@@ -120,6 +121,66 @@ def check_arguments(**given: Any) -> None:
         expected = _EXPECTED[name]
         if not (value is None and expected.optional) and not expected.accepts(value):
             raise wrong_argument(name, expected.words, value, expected.remedy)
+
+
+def check_python_modules(model: nn.Module) -> None:
+    """Refuse TorchScript, whose modules run no hooks.
+
+    Raises:
+        ValueError: With the place.
+    """
+    scripted = next((name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        place = f" at '{scripted}'" if scripted else ""
+        raise ValueError(
+            f"expected Python modules, got TorchScript{place} in the model; pass the original torch.nn.Module, before "
+            "torch.jit.script or torch.jit.trace"
+        )
+
+
+def model_inside(model: nn.Module) -> nn.Module:
+    """Return the model that `torch.compile`, `DataParallel`, `DistributedDataParallel` or `AveragedModel` wraps.
+
+    Their forward passes only call that model. Anything else is returned as it is.
+
+    Raises:
+        ValueError: For TorchScript.
+
+    >>> model = nn.Linear(2, 2)
+    >>> model_inside(nn.DataParallel(model)) is model
+    True
+    """
+    check_python_modules(model)
+    while "_orig_mod" in model._modules or isinstance(model, _WRAPPERS):
+        model = model.get_submodule("_orig_mod" if "_orig_mod" in model._modules else "module")
+    return model
+
+
+def check_plan(plan: ResidualPlan, modules: Mapping[str, nn.Module], *, remembered: bool = False) -> None:
+    """Refuse a plan that names modules which the model does not have.
+
+    Args:
+        plan: The plan.
+        modules: The modules of the model by name.
+        remembered: Whether the model itself remembered the plan.
+
+    Raises:
+        ValueError: With the first name.
+    """
+    homes = (f"a sum in '{b.home}'" for b in plan.branches if b.home not in modules)
+    layers = (f"the layer '{layer.name}'" for layer in plan.layers() if layer.name not in modules)
+    strange = next(homes, None) or next(layers, None)
+    if strange is None:
+        return
+    if remembered:
+        raise ValueError(
+            f"expected the model that its remembered plan describes, got one without {strange}; its modules were "
+            "changed since, so pass plan=normfree.discover(model, inputs)"
+        )
+    raise ValueError(
+        f"expected a plan of this model, got one with {strange}, which the model does not have; leave the plan out to "
+        "have it discovered"
+    )
 
 
 def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

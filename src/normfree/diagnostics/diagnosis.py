@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normfree.arguments import check_arguments, check_call
+from normfree.arguments import check_arguments, check_call, model_inside
 from normfree.diagnostics.measurement.layer_weights import layer_table
 from normfree.diagnostics.passes.fault_localization import measure_causes
 from normfree.diagnostics.passes.invariants import check_behaviour
@@ -27,7 +27,7 @@ from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
-from normfree.nn.model_state import call_arguments, is_sharded, parts_of, preserve_model_state
+from normfree.nn.model_state import call_arguments, eagerly, is_sharded, parts_of, preserve_model_state
 from normfree.nn.normalizers import untrained_norms
 from normfree.plan import ResidualPlan, remembered_method
 from normfree.report.page import Card, Page, Section, write_page
@@ -134,7 +134,7 @@ def diagnose(
     states. `docs/diagnosis.md` explains the words of the verdict and their limits.
 
     Args:
-        model: Any model with weight layers.
+        model: Any model with weight layers. A compiled one is measured as plain Python.
         inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
         targets: The second argument of the loss. Without targets and loss, the backward pass starts from a random
             gradient at every output that feeds no other output.
@@ -156,13 +156,28 @@ def diagnose(
     'exploding'
     """
     check_arguments(model=model, inputs=inputs, loss=loss, plan=plan)
+    model = model_inside(model)
     check_call(model, *call_arguments(inputs))
+    label = name or str(getattr(model, "name", type(model).__name__))
+    with eagerly():
+        return _diagnose(model, inputs, targets, label, plan, loss, generator)
+
+
+def _diagnose(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any,
+    label: str,
+    plan: ResidualPlan | None,
+    loss: Loss | None,
+    generator: torch.Generator | None,
+) -> Diagnosis:
+    """Measure a model, again where chance or a fault calls for it, and judge it."""
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     parts = parts_of(model)
     if not signal.unmeasured and not any(map(is_sharded, parts.parameters.values())):
         failed = check_behaviour(model, parts, call_arguments(inputs), targets, loss, signal)
         signal = replace(signal, facts=(*signal.facts, *failed))
-    label = name or str(getattr(model, "name", type(model).__name__))
     verdict = judge_model(model, signal)
     if any(s.branch.norm == 0 for s in signal.sums if s.name in verdict.dead):
         with preserve_model_state(model, parts):  # a branch may be left out at random, as by stochastic depth

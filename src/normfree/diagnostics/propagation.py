@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from normfree.arguments import check_plan
 from normfree.diagnostics.measurement.autograd_graph import GraphReader
 from normfree.diagnostics.measurement.backward_pass import (
     backward_starts,
@@ -62,7 +63,7 @@ from normfree.nn.model_state import (
 )
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.plan import ResidualPlan, kept_plan, remembered_plan
+from normfree.plan import ResidualPlan, kept_plan, remembered_plan, unwrapped
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -258,14 +259,17 @@ def plan_of(
     if any(p.is_meta for p in parts.parameters.values()):
         raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
     if plan is not None:
+        check_plan(plan, parts.modules)
         return plan
     if not isinstance(model, BaseModel) or kept_plan(model):
-        remembered = remembered_plan(model)
+        remembered = remembered_plan(model) if unwrapped(model) is model else None  # else its names are other ones
         if remembered is None and any(map(is_sharded, parts.parameters.values())):
             raise ValueError(
                 f"expected a plan for {type(model).__name__}, whose parameters are sharded; pass plan=, from "
                 "normfree.discover before fully_shard"
             )
+        if remembered is not None:
+            check_plan(remembered, parts.modules, remembered=True)
         return remembered or discover(model, inputs)
     blocks = [(m.shortcut_reads_entry, m.transition) for m in parts.modules.values() if isinstance(m, Residual)]
     structure = (list(parts.modules), [type(m) for m in parts.modules.values()], blocks)

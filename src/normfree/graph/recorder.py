@@ -44,7 +44,14 @@ from normfree.graph.observer import (
     writes_into,
 )
 from normfree.graph.weight_uses import Weight
-from normfree.nn.model_state import call_arguments, eval_pass, on_meta, preserve_model_state, preserve_random_state
+from normfree.nn.model_state import (
+    call_arguments,
+    eagerly,
+    eval_pass,
+    on_meta,
+    preserve_model_state,
+    preserve_random_state,
+)
 from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -159,7 +166,7 @@ def _run_recorded(
     flow.add("input", "input", (), (args, kwargs))
     recorder = _Recorder(flow, modules)
     recorder.watch_norms_(norms)
-    with torch.set_grad_enabled(gradients), recorder.following(modules):
+    with eagerly(), torch.set_grad_enabled(gradients), recorder.following(modules):
         flow.finish(model(*args, **kwargs))
     flow.release_tensors()
     return flow
