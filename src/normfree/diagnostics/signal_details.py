@@ -23,6 +23,8 @@ def details(signal: Signal) -> list[str]:
         found.append(
             f"the cross-entropy reads one of {fact.value + 1:.0f} outputs: pass a loss= of all outputs that train"
         )
+    if signal.by_kind["running statistics"]:
+        found.append("measured in evaluation mode: batch norms use their running statistics")
     if frozen := signal.frozen_layers:
         found.append(f"frozen: {shorten_names(frozen)} ({len(frozen)} of {len(signal.layers)} weight layers)")
     if unused := [name for name in signal.unused if is_last_of_list(name, signal)]:
@@ -39,6 +41,7 @@ def details(signal: Signal) -> list[str]:
         sizes = f"{middle} (median), from {compact(low)} ({first}) to {compact(high)} ({last})"
         if len(ratios) == 1:
             others = len(signal.layers) - 1
-            sizes = f"{middle} in {first}; gradient or weight of the {others} other weight layers are 0"
+            rest = f"; gradient or weight of the {others} other weight layer{'s are' if others > 1 else ' is'} 0"
+            sizes = f"{middle} in {first}{rest if others else ''}"
         found.append(f"update-to-weight ratio at learning rate 1: {sizes}")
     return found

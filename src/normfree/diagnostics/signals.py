@@ -183,11 +183,11 @@ class Fact:
 
     Attributes:
         kind: The word of a finding, or 'bias' and 'largest bias' of the classifier, 'dropout', 'embedding', 'gate',
-            'noise', 'overflow', 'read', 'recurrence', 'scale', 'openness' for a function that can be saturated,
-            'even attention' for one whose weights are equal, 'bounded logits', 'no softmax', 'wrong axis of classes'
-            and 'targets out of range' for a loss that does not fit the output, 'targets unused' for a loss of the
-            output alone, 'outputs without a loss' for their number, or 'variation ends' for the first module from which
-            on all samples are the same.
+            'noise', 'overflow', 'read', 'recurrence', 'running statistics', 'scale', 'openness' for a function that can
+            be saturated, 'even attention' for one whose weights are equal, 'bounded logits', 'no softmax', 'wrong axis
+            of classes' and 'targets out of range' for a loss that does not fit the output, 'targets unused' for a loss
+            of the output alone, 'outputs without a loss' for their number, or 'variation ends' for the first module
+            from which on all samples are the same.
         place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
         detail: A name or a few words, such as the function or the gate.
         value: The number: a root mean square (bias, embedding, read, scale), a probability (dropout), the mean of a
