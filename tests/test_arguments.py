@@ -258,6 +258,67 @@ def test_models_with_open_signatures_take_any_inputs() -> None:
     check_call(torch.jit.trace(nn.Linear(14, 2), X), (X,), {})
 
 
+class Reads(nn.Module):
+    """Linear layers over features or words; in training, it may need targets."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 8) if kind == "words" else None
+        self.first, self.out, self.kind = nn.Linear(8, 8), nn.Linear(8, 3), kind
+
+    def forward(self, x: Any, targets: Any = None) -> Tensor:
+        if self.kind == "targets" and self.training and targets is None:
+            raise AssertionError("targets should not be none when in training mode\nMore about it.")
+        x = x if self.words is None else self.words(x).mean(1)
+        return self.out(self.first(x).relu())  # type: ignore[no-any-return]
+
+
+ROWS = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(8) % 3
+ONE_BATCH = "expected the inputs of one batch as tensors, got a tuple, a list or a DataLoader in their place"
+TYPES = {name: getattr(torch, name) for name in ("uint8", "float16", "float64", "int64", "bool")}
+
+
+@pytest.mark.parametrize("name", ["diagnose", "Monitor", "find_lr"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_inputs_of_another_type_than_the_weights_are_named(name: str, kind: str) -> None:
+    calls: dict[str, Callable[[Tensor], Any]] = {
+        "diagnose": lambda x: nf.diagnose(Reads(), x),
+        "Monitor": lambda x: nf.Monitor(Reads()).step(x),
+        "find_lr": lambda x: nf.find_lr(Reads(), [(x, LABELS)], steps=10, check=1),
+    }
+    message = refusal(lambda: calls[name]((ROWS > 0).to(TYPES[kind])))
+    assert f"expected inputs of type float32, as the weights have, got {kind}; convert them with" in message
+    assert ("scale bytes" in message) is (kind == "uint8")
+    calls[name](ROWS)
+
+
+def test_inputs_of_a_wrong_kind_are_named() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ROWS, LABELS))
+    for inputs in ([(ROWS, LABELS)], loader, ([ROWS, ROWS],)):
+        assert ONE_BATCH in refusal(lambda given=inputs: nf.diagnose(Reads(), given))
+        assert ONE_BATCH in refusal(lambda given=inputs: nf.discover(Reads(), given))
+    says = "expected inputs of type int64, the numbers that an embedding looks up, got float32; pass inputs.long()"
+    assert says in refusal(lambda: nf.diagnose(Reads("words"), ROWS.abs()))
+    assert says in refusal(lambda: nf.discover(Reads("words"), ROWS.abs()))
+    nf.diagnose(Reads("words"), ROWS.abs().long())
+    assert "check the shape of the example, (8, 7), and" in refusal(lambda: nf.diagnose(Reads(), ROWS[:, 1:]))
+    assert "and the targets of the loss apart" in refusal(lambda: nf.diagnose(Reads(), (ROWS, LABELS, LABELS)))
+
+
+def test_model_that_reads_targets_in_training_mode_asks_for_them() -> None:
+    says = (
+        "expected the targets that Reads reads in training mode among the inputs, got none (targets should not be none "
+        "when in training mode); pass (inputs, targets) as its arguments, or call model.eval()"
+    )
+    assert refusal(lambda: nf.diagnose(Reads("targets"), ROWS)) == says
+    assert refusal(lambda: nf.discover(Reads("targets"), ROWS)) == says
+    plan = nf.discover(Reads("targets"), (ROWS, LABELS))
+    assert refusal(lambda: nf.diagnose(Reads("targets"), ROWS, plan=plan)) == says
+    nf.diagnose(Reads("targets"), (ROWS, LABELS))
+    nf.diagnose(Reads("targets").eval(), ROWS)
+
+
 def in_place(model: nn.Module) -> nn.Module:
     model.compile(backend="eager")
     return model

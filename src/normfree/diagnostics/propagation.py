@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.arguments import check_plan
+from normfree.arguments import check_plan, explained_failures
 from normfree.diagnostics.measurement.autograd_graph import GraphReader
 from normfree.diagnostics.measurement.backward_pass import (
     backward_starts,
@@ -31,7 +31,6 @@ from normfree.diagnostics.measurement.backward_pass import (
 )
 from normfree.diagnostics.measurement.inputs_and_outputs import (
     IgnoredInput,
-    clear_type_errors,
     first_tensor,
     ignored_inputs,
     input_facts,
@@ -140,8 +139,7 @@ def _measure(
     shapes = [tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if shapes and not any(map(math.prod, shapes)):
         raise ValueError(f"expected a batch of at least one sample, got one of shape {shapes[0]}; pass more")
-    with clear_type_errors(parts, (args, kwargs)):
-        plan = plan_of(model, args or kwargs, plan, parts)
+    plan = plan_of(model, args or kwargs, plan, parts)
     weights = LayerWeights(parts, plan)
     reader = GraphReader(parts)
     observer = SumObserver(parts.modules, plan, {id(p): n for n, p in parts.parameters.items()} if by_functions else {})
@@ -163,7 +161,7 @@ def _measure(
         gradients = stack.enter_context(weights.gradient_norms())
         (args, kwargs), watched = watch_inputs((args, kwargs), images=by_functions) if watch else ((args, kwargs), [])
         with (
-            clear_type_errors(parts, (args, kwargs)),
+            explained_failures(model, (args, kwargs)),
             blocks.watching(),
             hooked(hooks, before=True),
             watch_gates(parts) as gates,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from normfree.diagnostics.measurement.graph_nodes import walk
 from normfree.diagnostics.measurement.moments import variations
 from normfree.diagnostics.signals import Fact, InputFacts, OutputFacts
 from normfree.graph.observer import tensors_of
-from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at
 
@@ -208,24 +206,6 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all()) or is_mask(tensor)
 
 
-@contextmanager
-def clear_type_errors(parts: ModelParts, arguments: Any) -> Iterator[None]:
-    """Turn an error of torch about types into one that names the type of the weights and of the input."""
-    try:
-        yield
-    except (RuntimeError, ValueError, IndexError) as error:
-        kinds = {p.dtype for p in parts.parameters.values() if p.is_floating_point()}
-        given = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
-        wrong = next((t for t in given if t.dtype not in kinds and t.dtype != torch.bool), None)
-        if wrong is None or len(kinds) != 1 or not re.search("dtype|scalar type|data type|Input type", str(error)):
-            raise
-        wanted, got = (str(d).removeprefix("torch.") for d in (next(iter(kinds)), wrong.dtype))
-        raise ValueError(
-            f"expected inputs of type {wanted}, as the weights have, got {got}; convert them with "
-            f"inputs.to(torch.{wanted}), and scale bytes to about unit variance"
-        ) from error
-
-
 def first_tensor(output: Any) -> Tensor:
     """Find the tensor in a model's output: the output itself, its 'logits', or the first floating-point tensor in it.
 
@@ -267,7 +247,8 @@ def injected_outputs(output: Any) -> list[Tensor]:
         ValueError: if there is no output of floating-point numbers.
     """
     found = [t for t in tensors_of(output) if t.is_floating_point() and t.grad_fn is not None]
-    inner = set(walk([f for t in found for f, _ in t.grad_fn.next_functions], most=sys.maxsize)) if found[1:] else set()
+    makers = [t.grad_fn for t in found if t.grad_fn is not None] if len(found) > 1 else []
+    inner = set(walk([f for maker in makers for f, _ in maker.next_functions], most=sys.maxsize))
     ends = list({id(t): t for t in found if t.grad_fn not in inner}.values())
     try:
         main = first_tensor(output)
