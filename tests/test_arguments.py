@@ -1,7 +1,9 @@
 """A wrong argument of a public function is one sentence: what was expected, what it got, where, and a remedy."""
 
 import pickle
+from collections import UserDict
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normfree as nf
-from normfree.arguments import check_arguments, check_call, check_targets
+from normfree.arguments import check_arguments, check_call, check_targets, model_inside
 from normfree.diagnostics import coordinate_check
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
@@ -254,6 +256,205 @@ def test_models_with_open_signatures_take_any_inputs() -> None:
     check_call(torch.compile(nn.Linear(2, 2)), (X,), {})
     check_call(nn.DataParallel(nn.Linear(2, 2)), (X,), {})
     check_call(torch.jit.trace(nn.Linear(14, 2), X), (X,), {})
+
+
+class Reads(nn.Module):
+    """Linear layers over features or words; in training, it may need targets."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 8) if kind == "words" else None
+        self.first, self.out, self.kind = nn.Linear(8, 8), nn.Linear(8, 3), kind
+
+    def forward(self, x: Any, targets: Any = None) -> Tensor:
+        if self.kind == "targets" and self.training and targets is None:
+            raise AssertionError("targets should not be none when in training mode\nMore about it.")
+        x = x if self.words is None else self.words(x).mean(1)
+        return self.out(self.first(x).relu())  # type: ignore[no-any-return]
+
+
+ROWS = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(8) % 3
+ONE_BATCH = "expected the inputs of one batch as tensors, got a tuple, a list or a DataLoader in their place"
+TYPES = {name: getattr(torch, name) for name in ("uint8", "float16", "float64", "int64", "bool")}
+
+
+@pytest.mark.parametrize("name", ["diagnose", "Monitor", "find_lr"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_inputs_of_another_type_than_the_weights_are_named(name: str, kind: str) -> None:
+    calls: dict[str, Callable[[Tensor], Any]] = {
+        "diagnose": lambda x: nf.diagnose(Reads(), x),
+        "Monitor": lambda x: nf.Monitor(Reads()).step(x),
+        "find_lr": lambda x: nf.find_lr(Reads(), [(x, LABELS)], steps=10, check=1),
+    }
+    message = refusal(lambda: calls[name]((ROWS > 0).to(TYPES[kind])))
+    assert f"expected inputs of type float32, as the weights have, got {kind}; convert them with" in message
+    assert ("scale bytes" in message) is (kind == "uint8")
+    calls[name](ROWS)
+
+
+def test_inputs_of_a_wrong_kind_are_named() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ROWS, LABELS))
+    for inputs in ([(ROWS, LABELS)], loader, ([ROWS, ROWS],)):
+        assert ONE_BATCH in refusal(lambda given=inputs: nf.diagnose(Reads(), given))
+        assert ONE_BATCH in refusal(lambda given=inputs: nf.discover(Reads(), given))
+    says = "expected inputs of type int64, the numbers that an embedding looks up, got float32; pass inputs.long()"
+    assert says in refusal(lambda: nf.diagnose(Reads("words"), ROWS.abs()))
+    assert says in refusal(lambda: nf.discover(Reads("words"), ROWS.abs()))
+    nf.diagnose(Reads("words"), ROWS.abs().long())
+    assert "check the shape of the example, (8, 7), and" in refusal(lambda: nf.diagnose(Reads(), ROWS[:, 1:]))
+    assert "and the targets of the loss apart" in refusal(lambda: nf.diagnose(Reads(), (ROWS, LABELS, LABELS)))
+
+
+def test_model_that_reads_targets_in_training_mode_asks_for_them() -> None:
+    says = (
+        "expected the targets that Reads reads in training mode among the inputs, got none (targets should not be none "
+        "when in training mode); pass (inputs, targets) as its arguments, or call model.eval()"
+    )
+    assert refusal(lambda: nf.diagnose(Reads("targets"), ROWS)) == says
+    assert refusal(lambda: nf.discover(Reads("targets"), ROWS)) == says
+    plan = nf.discover(Reads("targets"), (ROWS, LABELS))
+    assert refusal(lambda: nf.diagnose(Reads("targets"), ROWS, plan=plan)) == says
+    nf.diagnose(Reads("targets"), (ROWS, LABELS))
+    nf.diagnose(Reads("targets").eval(), ROWS)
+
+
+def in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+def inside_of_parts(model: nn.Module) -> nn.Module:
+    for name, child in list(model.named_children()):
+        model.add_module(name, torch.compile(child, backend="eager"))
+    return model
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "torch.compile": lambda model: torch.compile(model, backend="eager"),  # type: ignore[return-value]
+    "compile in place": in_place,
+    "DataParallel": nn.DataParallel,
+    "AveragedModel": torch.optim.swa_utils.AveragedModel,
+    "both": lambda model: torch.compile(torch.optim.swa_utils.AveragedModel(model), backend="eager"),  # type: ignore[return-value]
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("kind", ["original", "converted"])
+def test_compiled_and_wrapped_models_are_measured_as_plain_ones(wrapper: str, kind: str) -> None:
+    def made() -> nn.Module:
+        return deepcopy(converted()) if kind == "converted" else thin_resnet()
+
+    plain, model = made(), WRAPPERS[wrapper](made())
+    plain.load_state_dict(model_inside(model).state_dict())
+    expected, found = nf.diagnose(plain, X, Y), nf.diagnose(model, X, Y)
+    assert found.name == expected.name
+    assert found.signal.sums == expected.signal.sums
+    assert found.verdict.word == expected.verdict.word
+    assert nf.discover(model, X).to_json() == nf.discover(plain, X).to_json()
+    record = nf.Monitor(model).measure(X, Y)
+    assert record.forward == tuple(expected.signal.series("sum"))
+    assert torch.equal(model.eval()(X), plain.eval()(X))
+    assert torch.equal(model(X), plain(X))  # compiled code runs again
+
+
+def test_model_whose_parts_are_compiled_is_measured() -> None:
+    plain, model = thin_resnet(), thin_resnet()
+    model.load_state_dict(plain.state_dict())
+    found = nf.diagnose(inside_of_parts(model), X, Y).signal.series("sum")
+    assert found == nf.diagnose(plain, X, Y).signal.series("sum")
+
+
+class Around(nn.Module):
+    """A wrapper of the user's, which does more than to call the model, whose plan has other names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(2 * x)  # type: ignore[no-any-return]
+
+
+def test_wrapper_that_does_more_is_measured_as_it_is() -> None:
+    model = Around(deepcopy(converted()))
+    found = nf.diagnose(model, X).signal
+    assert model_inside(model) is model
+    assert all(s.name.startswith("module.") for s in found.sums)
+    assert [s.sum for s in found.sums] == [s.sum for s in nf.diagnose(model.module, 2 * X).signal.sums]
+
+
+def scripted(inner: bool) -> nn.Module:
+    part = torch.jit.trace(nn.Sequential(nn.Flatten(), nn.Linear(196, 16), nn.ReLU(), nn.Linear(16, 10)).eval(), X)
+    return nn.Sequential(part, nn.Linear(10, 10)) if inner else part
+
+
+@pytest.mark.parametrize("name", ["diagnose", "discover", "Monitor", "find_lr"])
+@pytest.mark.parametrize("inner", [False, True])
+def test_torchscript_is_refused(name: str, inner: bool) -> None:
+    model = scripted(inner)
+    if inner and name == "find_lr":  # which only trains the model
+        assert nf.find_lr(model, [(X, Y)], steps=10, check=1).suggestion > 0
+        return
+    place = " at '0'" if inner else ""
+    says = f"expected Python modules, got TorchScript{place} in the model; pass the original torch.nn.Module"
+    assert says in refusal(lambda: MODELS[name](model))
+
+
+def cut_off(model: nn.Module) -> nn.Module:
+    """The model without its last block."""
+    model.layers = model.layers[:-1]  # type: ignore[index,assignment]
+    return model
+
+
+@pytest.mark.parametrize("name", ["diagnose", "convert", "Monitor"])
+def test_plan_of_another_model_is_refused(name: str) -> None:
+    calls: dict[str, Callable[[nf.ResidualPlan], Any]] = {
+        "diagnose": lambda plan: nf.diagnose(thin_resnet(), X, plan=plan),
+        "convert": lambda plan: nf.convert(thin_resnet(), "fixup", X, plan=plan),
+        "Monitor": lambda plan: nf.Monitor(thin_resnet(), plan=plan).step(X),
+    }
+    residual = nf.discover(nf.build("resnet8"), torch.randn(2, 3, 32, 32))
+    plain = nf.discover(nn.Sequential(nn.Flatten(), nn.Linear(196, 4), nn.ReLU(), nn.Linear(4, 2)), X)
+    for plan, what in ((residual, "a sum in 'body.0.0'"), (plain, "the layer '1'")):
+        assert f"expected a plan of this model, got one with {what}, which" in refusal(lambda p=plan: calls[name](p))
+    calls[name](nf.discover(thin_resnet(), X))
+
+
+def test_remembered_plan_that_no_longer_fits_is_refused() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.out = nn.Linear(14, 16), nn.Linear(16, 4)
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(3)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            for layer in self.layers:
+                x = x + layer(x)
+            return self.out(x)  # type: ignore[no-any-return]
+
+    x = X[:, 0, 0].repeat(2, 1)
+    model = cut_off(nf.convert(Net(), "fixup", x)[0])
+    says = "expected the model that its remembered plan describes, got one without the layer 'layers.2.1'"
+    assert says in refusal(lambda: nf.diagnose(model, x))
+    assert says in refusal(lambda: nf.Monitor(model).step(x))
+    assert len(nf.diagnose(model, x, plan=nf.discover(model, x)).signal.sums) == 2
+
+
+def test_any_mapping_holds_keyword_arguments() -> None:
+    inputs = UserDict(x=X)
+    assert nf.discover(thin_resnet(), inputs).to_json() == nf.discover(thin_resnet(), X).to_json()
+    model = thin_resnet()
+    expected = nf.diagnose(model, {"x": X}, Y).signal
+    assert nf.diagnose(model, inputs, Y).signal.sums == expected.sums
+    assert nf.Monitor(model).measure(inputs, Y).forward == tuple(expected.series("sum"))
+    assert nf.find_lr(model, [(inputs, Y)], steps=10, check=1).suggestion > 0
+    _, plan = nf.convert(model, "fixup", inputs)
+    assert len(plan.branches) == len(expected.sums)
+    assert torch.equal(inputs["x"], X)
 
 
 def test_valid_arguments_pass() -> None:

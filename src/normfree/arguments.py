@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -19,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from normfree.errors import wrong_argument
+from normfree.errors import brief, wrong_argument
 from normfree.plan import ResidualPlan
 
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
 _IGNORED = -100  # the class that torch's cross-entropy leaves out
 
 
@@ -122,6 +125,66 @@ def check_arguments(**given: Any) -> None:
             raise wrong_argument(name, expected.words, value, expected.remedy)
 
 
+def check_python_modules(model: nn.Module) -> None:
+    """Refuse TorchScript, whose modules run no hooks.
+
+    Raises:
+        ValueError: With the place.
+    """
+    scripted = next((name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        place = f" at '{scripted}'" if scripted else ""
+        raise ValueError(
+            f"expected Python modules, got TorchScript{place} in the model; pass the original torch.nn.Module, before "
+            "torch.jit.script or torch.jit.trace"
+        )
+
+
+def model_inside(model: nn.Module) -> nn.Module:
+    """Return the model that `torch.compile`, `DataParallel`, `DistributedDataParallel` or `AveragedModel` wraps.
+
+    Their forward passes only call that model. Anything else is returned as it is.
+
+    Raises:
+        ValueError: For TorchScript.
+
+    >>> model = nn.Linear(2, 2)
+    >>> model_inside(nn.DataParallel(model)) is model
+    True
+    """
+    check_python_modules(model)
+    while "_orig_mod" in model._modules or isinstance(model, _WRAPPERS):
+        model = model.get_submodule("_orig_mod" if "_orig_mod" in model._modules else "module")
+    return model
+
+
+def check_plan(plan: ResidualPlan, modules: Mapping[str, nn.Module], *, remembered: bool = False) -> None:
+    """Refuse a plan that names modules which the model does not have.
+
+    Args:
+        plan: The plan.
+        modules: The modules of the model by name.
+        remembered: Whether the model itself remembered the plan.
+
+    Raises:
+        ValueError: With the first name.
+    """
+    homes = (f"a sum in '{b.home}'" for b in plan.branches if b.home not in modules)
+    layers = (f"the layer '{layer.name}'" for layer in plan.layers() if layer.name not in modules)
+    strange = next(homes, None) or next(layers, None)
+    if strange is None:
+        return
+    if remembered:
+        raise ValueError(
+            f"expected the model that its remembered plan describes, got one without {strange}; its modules were "
+            "changed since, so pass plan=normfree.discover(model, inputs)"
+        )
+    raise ValueError(
+        f"expected a plan of this model, got one with {strange}, which the model does not have; leave the plan out to "
+        "have it discovered"
+    )
+
+
 def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Refuse inputs that do not match the arguments of a model's `forward`.
 
@@ -138,8 +201,62 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         got = f"the keyword arguments {', '.join(map(repr, kwargs))}" if kwargs else f"{len(args)} arguments"
         raise ValueError(
             f"expected inputs that {type(model).__name__}.forward{signature} takes, got {got}: {error}; pass a tensor, "
-            "a tuple of its arguments, or a mapping of its keyword arguments; a batch with targets is (inputs, targets)"
+            "a tuple of its arguments, or a mapping of its keyword arguments, and the targets of the loss apart"
         ) from error
+
+
+_WRONG_TYPE = re.compile("dtype|scalar type|data type|Input type|not implemented for '")
+_TARGETS = re.compile(r"\b(targets?|labels?|gt_\w+)\b.*\b(none|missing|training|required|train)\b", re.IGNORECASE)
+
+
+def explain_failure(model: nn.Module, arguments: Any, error: Exception) -> str | None:
+    """Explain an error of a forward pass by arguments of a wrong kind, in one sentence; None if it has another cause.
+
+    Args:
+        model: The model that raised it.
+        arguments: The positional and keyword arguments.
+        error: What it raised.
+    """
+    text, leaves = str(error), tree_leaves(arguments)
+    given = [t for t in leaves if isinstance(t, Tensor)]
+    if any(hasattr(leaf, "batch_sampler") for leaf in leaves) or re.search(r"not (tuple|list)\b", text):
+        return (
+            "expected the inputs of one batch as tensors, got a tuple, a list or a DataLoader in their place; "
+            "of several batches take one, inputs, targets = next(iter(batches)), and pass the inputs alone"
+        )
+    if "indices" in text and "Long" in text and not any(t.dtype == torch.int64 for t in given):
+        got = _name(given[0].dtype) if given else "others"
+        return f"expected inputs of type int64, the numbers that an embedding looks up, got {got}; pass inputs.long()"
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    others = sorted((t.dtype for t in given if t.dtype not in kinds), key=lambda dtype: dtype == torch.bool)
+    if others and len(kinds) == 1 and _WRONG_TYPE.search(text):  # a mask is boolean beside the inputs
+        wanted, got = _name(*kinds), _name(others[0])
+        scale = ", and scale bytes to about unit variance" if others[0] == torch.uint8 else ""
+        return (
+            f"expected inputs of type {wanted}, as the weights have, got {got}; convert them with "
+            f"inputs.to(torch.{wanted}){scale}"
+        )
+    if model.training and _TARGETS.search(text):
+        return (
+            f"expected the targets that {type(model).__name__} reads in training mode among the inputs, got none "
+            f"({brief(error)}); pass (inputs, targets) as its arguments, or call model.eval()"
+        )
+    return None
+
+
+@contextmanager
+def explained_failures(model: nn.Module, arguments: Any) -> Iterator[None]:
+    """Turn an error of a forward pass by arguments of a wrong kind into one sentence; other errors stay."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
+        if (message := explain_failure(model, arguments, error)) is None:
+            raise
+        raise ValueError(message) from error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_targets(scores: Tensor, targets: Any) -> None:

@@ -79,6 +79,16 @@ def install_command(extra: str) -> str:
     return f"in a clone of normfree, run: pip install '.[{extra}]'"
 
 
+def brief(error: BaseException, longest: int = 200) -> str:
+    """Return the first line of an error of another library, as a part of a sentence.
+
+    >>> brief(RuntimeError("no  kernel\nMore about kernels: https://…"))
+    'no kernel'
+    """
+    text = " ".join(str(error).strip().partition("\n")[0].split())
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 def wrong_argument(name: str, expected: str, got: object, remedy: str) -> ValueError:
     """Return the error for an argument of the wrong kind.
 

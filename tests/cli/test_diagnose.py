@@ -366,6 +366,33 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
 
 
 @pytest.mark.parametrize(
+    ("model", "second", "says", "measured"),
+    [
+        ("resnet8", "nope", "unknown method 'nope'", 0),
+        ("mlp-4-16", "fixup", "expected one of", 0),
+        ("resnet8", "batchnorm", "", 2),
+    ],
+)
+def test_all_methods_are_checked_before_the_first_is_measured(
+    model: str, second: str, says: str, measured: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import normfree.cli.diagnose as verb
+
+    calls: list[str] = []
+    diagnose = verb._diagnose
+
+    def count(*args: Any, **options: Any) -> Any:
+        calls.append(args[1])
+        return diagnose(*args, **options)
+
+    monkeypatch.setattr(verb, "_diagnose", count)
+    result = run(model, "--input", "3x16x16", "-m", "he_in", "-m", second)
+    if says:
+        refused(result, says)
+    assert len(calls) == measured
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("resnt20",), "did you mean 'resnet20'"),

@@ -345,6 +345,52 @@ def test_single_layer_with_a_gradient_is_said_to_be_the_only_one() -> None:
     assert "(median)" not in summary(found)
 
 
+class Recurrent(nn.Module):
+    """A network whose only weight layer of the plan is the classifier, or one of two."""
+
+    def __init__(self, *, two: bool) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(50, 16), nn.LSTM(16, 16, batch_first=True)
+        self.hidden, self.out = nn.Linear(16, 16) if two else nn.Identity(), nn.Linear(16, 4)
+        if two:
+            nn.init.zeros_(self.out.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.hidden(self.lstm(self.embedding(x))[0][:, -1])))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_other_weight_layers_are_mentioned_only_if_there_are_any(two: bool) -> None:
+    torch.manual_seed(0)
+    found = summary(diagnose(Recurrent(two=two), torch.randint(50, (16, 12))))
+    assert "update-to-weight ratio at learning rate 1:" in found
+    assert "0 other" not in found
+    assert ("the 1 other weight layer is 0" in found) is two
+
+
+RUNNING = "measured in evaluation mode: batch norms use their running statistics"
+
+
+@pytest.mark.parametrize(
+    ("norm", "training", "says"),
+    [
+        (lambda: nn.BatchNorm1d(16), False, True),
+        (lambda: nn.BatchNorm1d(16), True, False),
+        (lambda: nn.BatchNorm1d(16, track_running_stats=False), False, False),
+        (lambda: nn.LayerNorm(16), False, False),
+    ],
+)
+def test_running_statistics_in_evaluation_mode_are_mentioned(norm: Any, training: bool, says: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), norm(), nn.ReLU(), nn.Linear(16, 16), norm(), nn.ReLU(), nn.Linear(16, 4))
+    x = torch.randn(32, 8)
+    for _ in range(20):
+        model(x)
+    found = diagnose(model.train(training), x)
+    assert (RUNNING in str(found)) is says
+    assert (f"{RUNNING[0].upper()}{RUNNING[1:]}." in found._repr_html_()) is says
+
+
 def test_summary_says_that_there_are_more_findings() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 8), nn.Linear(8, 4), nn.Softmax(1))

@@ -1,8 +1,12 @@
 """Further passes tell a design, such as a branch that starts at 0, from a fault."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import normfree as nf
 
@@ -84,3 +88,58 @@ class ReturnsItsLoss(nn.Module):
 def test_faulty_model_that_returns_one_number_is_diagnosed() -> None:
     torch.manual_seed(0)
     assert "layers.3" in str(nf.diagnose(ReturnsItsLoss(), torch.randn(16, 16)))
+
+
+WRAPPINGS = {
+    "plain": lambda out: out,
+    "nested": lambda out: {"scores": [out[:, :3], out[:, 3:]]},
+    "deep": lambda out: [{"a": (out,)}, {"n": 1}],
+    "number": lambda out: {"losses": {"main": out.square().mean()}},
+}
+
+
+LARGE = 1e5
+
+
+class Wrapped(nn.Module):
+    """Five blocks behind a stem, and an output in some wrapping."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem, self.head, self.kind = nn.Linear(8, 16), nn.Linear(16, 5), kind
+        self.blocks = nn.ModuleList(nn.Sequential(nn.ReLU(), nn.Linear(16, 16)) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + 0.3 * block(x)
+        return WRAPPINGS[self.kind](self.head(x))
+
+
+@pytest.mark.parametrize("kind", WRAPPINGS)
+@pytest.mark.parametrize(
+    ("layer", "weight", "says"),
+    [
+        ("stem", 0.0, "vanishing"),
+        ("head", 0.0, ""),
+        ("blocks.2.1", LARGE, "exploding"),
+        ("blocks.2.1", math.nan, "exploding: weight not finite at blocks.2.1"),
+        ("blocks.2.1", None, "preserved"),
+    ],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_fault_is_located_whatever_holds_the_output(
+    kind: str, layer: str, weight: float | None, says: str, given: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Wrapped(kind)
+    if weight is not None:
+        module = model.get_submodule(layer)
+        assert isinstance(module, nn.Linear)
+        if weight == LARGE:
+            nn.init.normal_(module.weight, std=weight)
+        else:
+            nn.init.constant_(module.weight, weight)
+    loss = (lambda out, _: sum(t.square().mean() for t in tree_leaves(out) if isinstance(t, Tensor))) if given else None
+    found = nf.diagnose(model, torch.randn(16, 8, generator=torch.Generator().manual_seed(1)), loss=loss)
+    assert says in found.verdict.word

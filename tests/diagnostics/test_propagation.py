@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normfree.diagnostics.diagnosis import diagnose
 from normfree.diagnostics.propagation import propagate
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
@@ -20,9 +21,11 @@ from signal_oracles import (
     Triple,
     TwoSums,
     agree,
+    close,
     foreign,
     kept,
     labels,
+    measured,
     noise,
     own,
     refuse,
@@ -246,6 +249,64 @@ def test_output_is_found_in_its_wrapping(wrap: Callable[[Tensor], Any]) -> None:
 )
 def test_output_without_numbers_is_refused(wrap: Callable[[Tensor], Any]) -> None:
     refuse("expected an output that is or holds a tensor", foreign(lambda: Named(wrap)), (seeded(8, 6), seeded(8, 6)))
+
+
+class SeveralOutputs(TwoSums):
+    """Two heads, on its first and its last sum, in whatever order and wrapping."""
+
+    def __init__(self, wrap: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.aux = nn.Linear(6, 3)
+        self.wrap = wrap
+
+    def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Any:
+        x = self.stem(x)
+        first = x + self.first(x.relu())
+        return self.wrap(self.aux(first), first, self.out(first + self.second(first.relu())))
+
+
+WRAPPINGS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
+    "tuple": (lambda aux, first, out: (aux, out), "aux out"),
+    "list": (lambda aux, first, out: [out, aux.argmax(1), aux], "out aux"),
+    "nested": (lambda aux, first, out: {"deep": [{"out": out}], "aux": [aux]}, "out aux"),
+    "object": (lambda aux, first, out: SimpleNamespace(aux=aux, logits=out), "out aux"),
+    "features": (lambda aux, first, out: (first, out), "out"),
+    "cache": (lambda aux, first, out: {"logits": out, "cache": [(first,)]}, "out"),
+    "detached": (lambda aux, first, out: (out, aux.detach()), "out"),
+    "same": (lambda aux, first, out: (out, out), "out"),
+    "not finite": (lambda aux, first, out: (out, aux / 0), "out"),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPINGS)
+def test_random_gradient_is_put_on_every_output_that_feeds_no_other(kind: str) -> None:
+    wrap, heads = WRAPPINGS[kind]
+    x = seeded(8, 6)
+    signal = propagate(foreign(lambda: SeveralOutputs(wrap)), x)
+    model = foreign(lambda: SeveralOutputs(lambda aux, first, out: {"aux": aux, "first": first, "out": out}))
+    outputs = model(x)
+    outputs["first"].retain_grad()
+    source = torch.Generator().manual_seed(0)
+    ends = [outputs[name] for name in heads.split()]
+    torch.autograd.backward(ends, [torch.randn(t.shape, generator=source).to(t) for t in ends])
+    close(signal.sums[0].sum_gradient, measured(outputs["first"].grad), EXACT)
+    assert signal.injected == ("outputs" if len(ends) > 1 else "output")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_network_with_two_heads_is_as_healthy_as_each_of_them(order: int) -> None:
+    """With a loss of one head only, the report names the other; then the gradient does not reach the second sum."""
+    x, y = seeded(16, 6), labels(16, 3)
+    model = foreign(lambda: SeveralOutputs(lambda aux, first, out: (aux, out)[::order]))
+    plain = diagnose(model, x)
+    assert plain.verdict.is_healthy
+    assert "a random gradient was injected at every output that feeds no other output" in str(plain)
+    both = diagnose(model, x, y, loss=lambda o, t: F.cross_entropy(o[0], t) + F.cross_entropy(o[1], t))
+    assert both.verdict.is_healthy
+    note = "the cross-entropy reads one of 2 outputs"
+    assert note not in str(plain) + str(both)
+    assert note in str(diagnose(model, x, y))
+    assert note not in str(diagnose(foreign(TwoSums), x, y))
 
 
 def test_output_without_tensor_is_measured_with_a_loss() -> None:

@@ -8,8 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
 
+from normfree.diagnostics.diagnosis import diagnose
+from normfree.diagnostics.monitor import Monitor
 from normfree.diagnostics.propagation import propagate
+from normfree.graph import discover
 from normfree.models import build
 from normfree.nn.model_state import parts_of
 from signal_oracles import Block, Composed, Shared, Triple, TwoSums, foreign, labels, leaves, own, seeded
@@ -80,6 +85,7 @@ def state(model: nn.Module) -> dict[str, Any]:
         "flags": {n: t.requires_grad for n, t in tensors.items()},
         "random": torch.get_rng_state().tolist(),
         "grad mode": torch.is_grad_enabled(),
+        "function modes": len(_get_current_function_mode_stack()),
     }
 
 
@@ -143,6 +149,68 @@ def test_error_of_a_backward_pass_leaves_no_trace() -> None:
         propagate(model, seeded(8, 6, dtype=torch.float32))
     assert state(model) == before
     handle.remove()
+
+
+class PostActivation(nn.Module):
+    """A block whose sum goes through a ReLU, of which the graph keeps a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner, self.last = nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.last(self.inner(self.norm(x)).relu())).relu()
+
+
+class CheckpointedBlocks(nn.Module):
+    """Keeps nothing of its blocks, or takes derivatives of them in its forward pass, or fails in the second run."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.runs = kind, 0
+        self.stem, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList([PostActivation() for _ in range(3)])
+
+    def run(self, block: nn.Module, x: Tensor) -> Tensor:
+        self.runs += 1
+        if self.kind == "fails" and self.runs > 3:
+            raise KeyError("again")
+        return block(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x) if self.kind == "plain" else checkpoint(self.run, block, x, use_reentrant=False)
+        if self.kind == "differentiates":
+            (slope,) = torch.autograd.grad(x.sum(), x, retain_graph=True, create_graph=True)
+            self.stem.weight.grad = torch.autograd.grad(x.sum(), self.stem.weight, retain_graph=True)[0]
+            x = x + 0 * slope
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["plain", "checkpointed", "differentiates"])
+def test_blocks_that_run_again_in_the_backward_pass_are_measured_once(kind: str) -> None:
+    x, y = seeded(16, 6), labels(16, 3)
+    expected = propagate(foreign(lambda: CheckpointedBlocks("plain")), x, y)
+    model = foreign(lambda: CheckpointedBlocks(kind))
+    before = state(model)
+    found = diagnose(model, x, y).signal
+    record = Monitor(model).step(x, y)
+    assert state(model) == before
+    assert [s.name for s in found.sums] == ["blocks.0", "blocks.1", "blocks.2"]
+    for part in ("sum", "branch", "sum_gradient", "shortcut_gradient"):
+        assert found.series(part) == pytest.approx(expected.series(part), rel=1e-12)
+    assert record is not None
+    assert record.forward == pytest.approx(expected.series("sum"), rel=1e-12)
+
+
+def test_error_of_a_second_run_in_the_backward_pass_leaves_no_trace() -> None:
+    model = foreign(lambda: CheckpointedBlocks("fails"))
+    plan = discover(foreign(lambda: CheckpointedBlocks("plain")), seeded(16, 6))
+    before = state(model)
+    with pytest.raises(KeyError, match="again"):
+        propagate(model, seeded(16, 6), plan=plan)
+    assert state(model) == before
 
 
 def test_optimizer_in_the_backward_pass_does_not_step() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
 
 from normfree.graph.observer import FunctionCall, Observer
 
@@ -99,3 +100,44 @@ def test_hooks_and_mode_are_gone_after_an_error() -> None:
     seen = len(notes.events)
     model(X)
     assert len(notes.events) == seen
+
+
+class Distance(nn.Module):
+    """Calls a module inside of a torch function, which sets modes aside, and goes on after an error of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.fails = Failing()
+
+    def forward(self, x: Tensor) -> Tensor:
+        def distance(a: Tensor, b: Tensor) -> Tensor:
+            return (self.inner(a) - b).square().sum(-1)
+
+        try:
+            self.fails(x)
+        except ArithmeticError:
+            x = x + 1
+        return nn.functional.triplet_margin_with_distance_loss(x, x, x, distance_function=distance) + 1
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x).mul(2)
+        raise ArithmeticError
+
+
+@pytest.mark.parametrize("homes", [None, {""}, {"", "fails"}, {"inner"}])
+def test_modes_of_torch_are_balanced_whatever_the_model_does(homes: set[str] | None) -> None:
+    model, notes = Distance(), Notes(homes)
+    before = len(_get_current_function_mode_stack())
+    with notes.following(dict(model.named_modules())):
+        model(X)
+        assert notes.running == []
+        assert notes.events[-1][:2] == ("leave", "")
+    assert len(_get_current_function_mode_stack()) == before
+    assert hooks(model) == 0

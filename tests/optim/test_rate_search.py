@@ -114,6 +114,17 @@ def test_nothing_changes() -> None:
     assert find_lr(model, noisy_batches(), steps=20, runs=2, check=5) == one
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_taken_whatever_the_mode_of_the_caller(mode: Any) -> None:
+    torch.manual_seed(0)
+    model = Noisy()
+    batches = noisy_batches()
+    expected = find_lr(model, batches, steps=20, runs=2, check=5)
+    with mode():
+        assert find_lr(model, batches, steps=20, runs=2, check=5) == expected
+        assert not torch.is_grad_enabled()
+
+
 def test_model_is_restored_after_an_error() -> None:
     model = Noisy()
     held = {name: t.clone() for name, t in model.state_dict().items()}

@@ -110,7 +110,7 @@ def diagnose_model(
 
     For example: normfree diagnose preact_resnet50 -m he_in -m batchnorm -m convshort -m convshort_brock -o report.html
     """
-    from normfree.models.builder import is_foreign
+    from normfree.models.builder import check_method, is_foreign
     from normfree.nn.devices import device_of
 
     load_plugins(plugin)
@@ -126,6 +126,9 @@ def diagnose_model(
     if is_foreign(model) and method:
         raise ValueError(f"--method needs a model of normfree; '{model}' is diagnosed as it is, so leave --method out")
     single = is_foreign(model) or folder is not None  # such a model has its method already
+    specs = [""] if single else list(dict.fromkeys(method or [_default_method(model)]))
+    for spec in filter(None, specs):  # all of them before the first is measured
+        check_method(model, spec)
     found = [
         _diagnose(
             model,
@@ -139,7 +142,7 @@ def diagnose_model(
             to=place,
             trust=trust,
         )
-        for spec in ([""] if single else dict.fromkeys(method or [_default_method(model)]))
+        for spec in specs
     ]
     _show(found, model, out or [], as_json, noise=None if data is not None or example else inputs)
     failed = fail_on and any(d.verdict.at_least(fail_on) for d in found)  # type: ignore[arg-type]

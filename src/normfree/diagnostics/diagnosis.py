@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -15,20 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from normfree.arguments import check_arguments, check_call
+from normfree.arguments import check_arguments, check_call, model_inside
 from normfree.diagnostics.measurement.layer_weights import layer_table
 from normfree.diagnostics.passes.fault_localization import measure_causes
 from normfree.diagnostics.passes.invariants import check_behaviour
 from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.rules.findings import SEVERITY, SignalStatus
 from normfree.diagnostics.rules.growth import Direction
-from normfree.diagnostics.rules.module_rules import is_last_of_list
+from normfree.diagnostics.signal_details import details
 from normfree.diagnostics.signals import Signal
 from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
-from normfree.nn.model_state import call_arguments, is_sharded, parts_of, preserve_model_state
+from normfree.nn.model_state import call_arguments, eagerly, is_sharded, parts_of, preserve_model_state
 from normfree.nn.normalizers import untrained_norms
 from normfree.plan import ResidualPlan, remembered_method
 from normfree.report.page import Card, Page, Section, write_page
@@ -44,6 +43,7 @@ CARD_STATUS: dict[SignalStatus, Rating] = {
 }
 INJECTED = {
     "output": "no targets were given: a random gradient was injected at the output",
+    "outputs": "no targets were given: a random gradient was injected at every output that feeds no other output",
     "features": "the classifier is zero and lets no gradient through: a random gradient was injected at its input",
     "memory": "the attentions over the encoder's output return zero: a random gradient was injected there, too",
 }
@@ -103,7 +103,7 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         """Return the verdict and the table of numbers for a notebook."""
         verdict = self.verdict
-        sentences = [verdict.sentence, verdict.recommendation, *filter(None, [verdict.more]), *details(self)]
+        sentences = [verdict.sentence, verdict.recommendation, *filter(None, [verdict.more]), *details(self.signal)]
         return notebook_html(f"{self.name}: {verdict.word}", map(_sentence, sentences), table([self]))
 
     def __str__(self) -> str:
@@ -134,10 +134,10 @@ def diagnose(
     states. `docs/diagnosis.md` explains the words of the verdict and their limits.
 
     Args:
-        model: Any model with weight layers.
+        model: Any model with weight layers. A compiled one is measured as plain Python.
         inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
         targets: The second argument of the loss. Without targets and loss, the backward pass starts from a random
-            gradient at the output.
+            gradient at every output that feeds no other output.
         name: The name in tables and plots (default: the model's name or class).
         plan: The residual plan (default: the one that the model remembers, or the discovered one).
         loss: A function of the output and the targets (default: cross-entropy).
@@ -156,13 +156,28 @@ def diagnose(
     'exploding'
     """
     check_arguments(model=model, inputs=inputs, loss=loss, plan=plan)
+    model = model_inside(model)
     check_call(model, *call_arguments(inputs))
+    label = name or str(getattr(model, "name", type(model).__name__))
+    with eagerly():
+        return _diagnose(model, inputs, targets, label, plan, loss, generator)
+
+
+def _diagnose(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any,
+    label: str,
+    plan: ResidualPlan | None,
+    loss: Loss | None,
+    generator: torch.Generator | None,
+) -> Diagnosis:
+    """Measure a model, again where chance or a fault calls for it, and judge it."""
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     parts = parts_of(model)
     if not signal.unmeasured and not any(map(is_sharded, parts.parameters.values())):
         failed = check_behaviour(model, parts, call_arguments(inputs), targets, loss, signal)
         signal = replace(signal, facts=(*signal.facts, *failed))
-    label = name or str(getattr(model, "name", type(model).__name__))
     verdict = judge_model(model, signal)
     if any(s.branch.norm == 0 for s in signal.sums if s.name in verdict.dead):
         with preserve_model_state(model, parts):  # a branch may be left out at random, as by stochastic depth
@@ -201,44 +216,13 @@ def summary(*diagnoses: Diagnosis) -> str:
     starts: dict[str, list[str]] = {}
     for d in diagnoses:
         lines += [f"{d.name}: {d.verdict.word}", f"  {d.verdict.sentence}", f"  {d.verdict.recommendation}"]
-        lines += [f"  {line}" for line in (*filter(None, [d.verdict.more]), *details(d))]
+        lines += [f"  {line}" for line in (*filter(None, [d.verdict.more]), *details(d.signal))]
         for place in filter(None, d.signal.injected.split(", ")):
             starts.setdefault(INJECTED[place], []).append(d.name)
     for start, names in starts.items():
         whose = "" if len(names) == len(diagnoses) else f"{', '.join(names)}: "
         lines.append(f"({whose}{start})")
     return "\n".join(lines)
-
-
-def details(diagnosis: Diagnosis) -> list[str]:
-    """Describe the first loss, frozen and unused layers, dead units and the sizes of updates, one clause each."""
-    signal, found = diagnosis.signal, []
-    head = signal.head
-    if head.classes and signal.plan.classifier and not math.isnan(head.chance_loss):
-        known = not math.isnan(signal.loss)
-        first = compact(signal.loss if known else head.chance_loss)
-        chance = f"; a guess has log {head.classes} = {compact(math.log(head.classes))}"
-        cross_entropy = not known or {"NllLoss", "NllLoss2D"} & set(signal.graph.loss)
-        found.append(f"first loss {first}{'' if known else ' with random labels'}{chance if cross_entropy else ''}")
-    if frozen := signal.frozen_layers:
-        found.append(f"frozen: {shorten_names(frozen)} ({len(frozen)} of {len(signal.layers)} weight layers)")
-    if unused := [name for name in signal.unused if is_last_of_list(name, signal)]:
-        found.append(f"without a part in the output: {shorten_names(unused)}, the last of a list")
-    layers = [layer for layer in signal.layers if layer.units]
-    if worst := max(layers, key=lambda layer: layer.dead, default=None):
-        share = sum(layer.dead * layer.units for layer in layers) / sum(layer.units for layer in layers)
-        most = f", at most {100 * worst.dead:.0f} % in {worst.name}" if worst.dead else ""
-        found.append(f"dead units: {100 * share:.1f} %{most}")
-    ratios = sorted((layer.ratio, layer.name) for layer in signal.layers if 0 < layer.ratio < math.inf)
-    if ratios:
-        (low, first), (high, last) = ratios[0], ratios[-1]
-        middle = compact(ratios[len(ratios) // 2][0])
-        sizes = f"{middle} (median), from {compact(low)} ({first}) to {compact(high)} ({last})"
-        if len(ratios) == 1:
-            others = len(signal.layers) - 1
-            sizes = f"{middle} in {first}; gradient or weight of the {others} other weight layers are 0"
-        found.append(f"update-to-weight ratio at learning rate 1: {sizes}")
-    return found
 
 
 def _count(diagnoses: Sequence[Diagnosis]) -> str:
@@ -372,7 +356,7 @@ def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
         sections=tuple(
             Section(
                 f"Weight layers of {d.name}",
-                tuple(map(_sentence, details(d))),
+                tuple(map(_sentence, details(d.signal))),
                 folded=(layer_table(d.name, d.signal.layers),),
             )
             for d in diagnoses

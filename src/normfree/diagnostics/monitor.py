@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from normfree.arguments import check_arguments, check_call
+from normfree.arguments import check_arguments, check_call, check_python_modules, model_inside
 from normfree.diagnostics.diagnosis import judge_model
 from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.rules.findings import SEVERITY
 from normfree.diagnostics.verdict import Verdict
 from normfree.errors import unknown_name
-from normfree.nn.model_state import call_arguments
+from normfree.nn.model_state import call_arguments, eagerly
 from normfree.plan import ResidualPlan
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -73,7 +73,7 @@ class Monitor:
     same with and without the monitor.
 
     Args:
-        model: Any model with residual sums.
+        model: Any model with weight layers. A compiled one is measured as plain Python.
         every: The number of steps between two measurements.
         path: A file to which each measurement is appended at once as a line of JSON, so that it survives a crash.
         loss: A function of the output and the targets (default: the model's own loss, or cross-entropy).
@@ -100,6 +100,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         check_arguments(model=self.model, every=self.every, loss=self.loss, plan=self.plan)
+        check_python_modules(self.model)
         if self.path is not None and (not Path(self.path).parent.is_dir() or Path(self.path).is_dir()):
             raise ValueError(
                 f"expected a file in a folder that exists as path, got '{self.path}'; make the folder first"
@@ -139,13 +140,16 @@ class Monitor:
             ValueError: if the signal cannot be measured, as for `normfree.diagnose`.
         """
         check_arguments(inputs=inputs)
-        check_call(self.model, *call_arguments(inputs))
-        signal = propagate(self.model, inputs, targets, plan=self.plan, loss=self.loss)
+        model = model_inside(self.model)
+        check_call(model, *call_arguments(inputs))
+        with eagerly():
+            signal = propagate(model, inputs, targets, plan=self.plan, loss=self.loss)
+            verdict = judge_model(model, signal)
         self.plan = signal.plan  # discovered once
         record = MonitorRecord(
             max(self.count - 1, 0),
             signal.loss,
-            judge_model(self.model, signal),
+            verdict,
             tuple(signal.series("sum")),
             tuple(signal.series("sum_gradient")),
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,10 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.diagnostics.measurement.autograd_graph import GraphReader, overwritten_place
+from normfree.arguments import check_plan, explained_failures
+from normfree.diagnostics.measurement.autograd_graph import GraphReader
+from normfree.diagnostics.measurement.backward_pass import (
+    backward_starts,
+    gradients_by_sample,
+    is_flat,
+    outputs_without_loss,
+    random_gradient,
+    run_backward,
+)
 from normfree.diagnostics.measurement.inputs_and_outputs import (
     IgnoredInput,
-    clear_type_errors,
     first_tensor,
     ignored_inputs,
     input_facts,
@@ -38,8 +46,9 @@ from normfree.diagnostics.measurement.losses import broadcasts, check_loss, loss
 from normfree.diagnostics.measurement.module_facts import BlocksWithoutSums, module_facts, parameter_facts, watch_gates
 from normfree.diagnostics.measurement.sum_hooks import MISSING, NoLayersError, SumObserver
 from normfree.diagnostics.passes.fault_localization import OpenQuestions, locate_faults
-from normfree.diagnostics.signals import CONSTANT, SURE, Fact, OutputFacts, Signal
+from normfree.diagnostics.signals import CONSTANT, Fact, OutputFacts, Signal
 from normfree.graph import discover
+from normfree.graph.observer import tensors_of
 from normfree.models import BaseModel
 from normfree.nn.model_state import (
     ModelParts,
@@ -53,7 +62,7 @@ from normfree.nn.model_state import (
 )
 from normfree.nn.normalizers import is_norm
 from normfree.nn.residual import Residual
-from normfree.plan import ResidualPlan, kept_plan, remembered_plan
+from normfree.plan import ResidualPlan, kept_plan, remembered_plan, unwrapped
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -75,10 +84,10 @@ def propagate(
     is not finite, a second forward pass finds the module that made it.
 
     The backward pass starts from the loss if there are `targets` or a `loss`, or if the model returns a loss of its
-    own, and otherwise from a random gradient with unit variance at the output. If the classifier's weight is zero, as
-    at the start of Fixup, a random gradient is injected at its input instead; if all attentions over an encoder's
-    output return zero, one is injected there, too. `Signal.injected` names these places. Frozen parameters get
-    gradients as well, since they carry the signal too.
+    own, and otherwise from a random gradient with unit variance at every output that feeds no other output. If the
+    classifier's weight is zero, as at the start of Fixup, a random gradient is injected at its input instead; if all
+    attentions over an encoder's output return zero, one is injected there, too. `Signal.injected` names these places.
+    Frozen parameters get gradients as well, since they carry the signal too.
 
     Hooks, modes, gradients, buffers and random states are restored, also if the model raises. Only numbers are kept,
     so that memory does not grow beyond one plain pass.
@@ -130,8 +139,7 @@ def _measure(
     shapes = [tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if shapes and not any(map(math.prod, shapes)):
         raise ValueError(f"expected a batch of at least one sample, got one of shape {shapes[0]}; pass more")
-    with clear_type_errors(parts, (args, kwargs)):
-        plan = plan_of(model, args or kwargs, plan, parts)
+    plan = plan_of(model, args or kwargs, plan, parts)
     weights = LayerWeights(parts, plan)
     reader = GraphReader(parts)
     observer = SumObserver(parts.modules, plan, {id(p): n for n, p in parts.parameters.items()} if by_functions else {})
@@ -147,36 +155,40 @@ def _measure(
         stack.enter_context(preserve_model_state(model, parts))
         stack.enter_context(weights.unfrozen())
         stack.enter_context(observer.observing())
-        stack.enter_context(blocks.watching())
         seen = {parts.modules[layer]: read[layer] for both in readers.values() for layer in both}
         seen |= {} if zero is None else {zero: features}
         hooks = {module: lambda _m, a, inputs=inputs: inputs.extend(a[:1]) for module, inputs in seen.items()}
-        stack.enter_context(hooked(hooks, before=True))
-        gates = stack.enter_context(watch_gates(parts))
         gradients = stack.enter_context(weights.gradient_norms())
         (args, kwargs), watched = watch_inputs((args, kwargs), images=by_functions) if watch else ((args, kwargs), [])
-        with clear_type_errors(parts, (args, kwargs)):
+        with (
+            explained_failures(model, (args, kwargs)),
+            blocks.watching(),
+            hooked(hooks, before=True),
+            watch_gates(parts) as gates,
+        ):
             output = model(*args, **kwargs)
+        observer.stop()  # the backward pass runs the modules of a checkpointed network again
         observer.leave_out_head(_tensor_or_none(output))
         observer.require_points()
         source = generator or torch.Generator().manual_seed(0)
-        starts, injected, value, zero_loss = _start(output, features, targets, loss, source)
+        starts, injected, value, zero_loss = backward_starts(output, features, targets, loss, source)
         memories = {b: read[k][0] for b, (k, v) in readers.items() if read[k] and read[v] and read[k][0] is read[v][0]}
         memory = next(iter(memories.values()), None)
         if memory is not None and memory.requires_grad and observer.are_zero(memories):
-            starts[memory] = _random_gradient(memory, source)
+            starts[memory] = random_gradient(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
         size = _tensor_or_none(output)
         result = None if value is None else next(iter(starts))
-        outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
+        outputs = tensors_of(output)
         graph, functions = reader.read(size, result, outputs)
         functions += loss_facts(result, outputs, targets, reader.names)
-        by_sample = _gradients_by_sample(size if result is not None else None)
+        by_sample = gradients_by_sample(size if result is not None else None)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
-            _backward(parts, starts)
+            run_backward(parts, starts)
         checks = list(unseen_samples(by_sample, targets, size))
+        checks += outputs_without_loss(output) if loss is None and targets is not None else ()
         checks += () if loss is None else check_loss(loss, output, targets)
         checks += [Fact("input changed in place", "the input")] if any(w.read._version for w in watched) else []
         ignored = list(ignored_inputs(watched, reader.word_gradients))
@@ -213,7 +225,7 @@ def _measure(
         targets=target_facts(targets),
         **weights.gradient_facts(gradient_sizes),
         zero_loss=zero_loss,
-        loss_cut=result is not None and (not result.requires_grad or (flat and _is_flat(by_sample, head))),
+        loss_cut=result is not None and (not result.requires_grad or (flat and is_flat(by_sample, head))),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
         outputs=sum(t.grad_fn is not None for t in outputs),
     )
@@ -245,14 +257,17 @@ def plan_of(
     if any(p.is_meta for p in parts.parameters.values()):
         raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
     if plan is not None:
+        check_plan(plan, parts.modules)
         return plan
     if not isinstance(model, BaseModel) or kept_plan(model):
-        remembered = remembered_plan(model)
+        remembered = remembered_plan(model) if unwrapped(model) is model else None  # else its names are other ones
         if remembered is None and any(map(is_sharded, parts.parameters.values())):
             raise ValueError(
                 f"expected a plan for {type(model).__name__}, whose parameters are sharded; pass plan=, from "
                 "normfree.discover before fully_shard"
             )
+        if remembered is not None:
+            check_plan(remembered, parts.modules, remembered=True)
         return remembered or discover(model, inputs)
     blocks = [(m.shortcut_reads_entry, m.transition) for m in parts.modules.values() if isinstance(m, Residual)]
     structure = (list(parts.modules), [type(m) for m in parts.modules.values()], blocks)
@@ -293,20 +308,6 @@ def _open_questions(
     layers = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
     layers = [name for name in layers if name in outside][-3:]
     return OpenQuestions(ended, False, layers, modules, ignored) if layers or modules or ignored else None
-
-
-def _gradients_by_sample(output: Tensor | None) -> list[Tensor]:
-    """A list that the backward pass fills with the largest gradient of each sample's output."""
-    found: list[Tensor] = []
-    if output is not None and output.requires_grad and output.dim():
-        output.register_hook(lambda g: found.append(g.detach().reshape(len(g), -1).abs().amax(1)))
-    return found
-
-
-def _is_flat(by_sample: Sequence[Tensor], head: OutputFacts) -> bool:
-    """Whether the gradient of the loss is zero at the whole output, and not only by rounding."""
-    rounded = bool(by_sample) and (by_sample[0].dtype is torch.float16 or head.confidence > SURE)
-    return bool(by_sample) and not rounded and not bool(by_sample[0].any())
 
 
 def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
@@ -351,44 +352,3 @@ def _copy_input(value: Any) -> Any:
         return value
     with torch.inference_mode(False):
         return value.detach().clone().requires_grad_(value.requires_grad)
-
-
-def _start(
-    output: Any, features: Sequence[Tensor], targets: Any, loss: Loss | None, source: torch.Generator
-) -> tuple[dict[Tensor, Tensor | None], str, Tensor | None, float]:
-    """The tensors where the backward pass starts with their gradients, the injected place, and the loss, if any.
-
-    The last number is the loss of an output of zeros, NaN if it is not known.
-    """
-    value, zero_loss = None, math.nan
-    starts: dict[Tensor, Tensor | None] = {}
-    result = loss_of(output, targets, loss)
-    if result is not None:
-        value = result.detach()
-        if isinstance(output, Tensor):  # a model with a loss of its own returns more
-            with suppress(Exception):  # a loss may refuse zeros, as a density with a width of zero
-                zero = loss_of(torch.zeros_like(output), targets, loss)
-                zero_loss = math.nan if zero is None else float(zero)
-        starts[result] = None  # reaches at least a classifier of zeros
-        if not features:
-            return starts, "", value, zero_loss
-    start = features[-1] if features else first_tensor(output)
-    starts[start] = _random_gradient(start, source)
-    return starts, "features" if features else "output", value, zero_loss
-
-
-def _backward(parts: ModelParts, starts: dict[Tensor, Tensor | None]) -> None:
-    """Run the backward pass; a tensor that was changed in place on the way is one clear error."""
-    try:
-        torch.autograd.backward(list(starts), list(starts.values()))
-    except RuntimeError as error:
-        if not (place := overwritten_place(parts, starts)):
-            raise
-        remedy = "write x = x * y there, not x *= y or x.mul_(y)"
-        message = f"expected a backward pass, but a tensor that it needs was changed in place behind {place}; {remedy}"
-        raise ValueError(message) from error
-
-
-def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:
-    """Draw a gradient with unit variance for a tensor."""
-    return torch.randn(tensor.shape, generator=source, device=source.device).to(tensor)

@@ -183,10 +183,11 @@ class Fact:
 
     Attributes:
         kind: The word of a finding, or 'bias' and 'largest bias' of the classifier, 'dropout', 'embedding', 'gate',
-            'noise', 'overflow', 'read', 'recurrence', 'scale', 'openness' for a function that can be saturated,
-            'even attention' for one whose weights are equal, 'bounded logits', 'no softmax', 'wrong axis of classes'
-            and 'targets out of range' for a loss that does not fit the output, 'targets unused' for a loss of the
-            output alone, or 'variation ends' for the first module from which on all samples are the same.
+            'noise', 'overflow', 'read', 'recurrence', 'running statistics', 'scale', 'openness' for a function that can
+            be saturated, 'even attention' for one whose weights are equal, 'bounded logits', 'no softmax', 'wrong axis
+            of classes' and 'targets out of range' for a loss that does not fit the output, 'targets unused' for a loss
+            of the output alone, 'outputs without a loss' for their number, or 'variation ends' for the first module
+            from which on all samples are the same.
         place: The module, 'before' the module that reads the result, 'the input' or 'the loss'.
         detail: A name or a few words, such as the function or the gate.
         value: The number: a root mean square (bias, embedding, read, scale), a probability (dropout), the mean of a
@@ -272,8 +273,9 @@ class Signal:
             of every call of a hidden weight layer (`SumSignal.layer`).
         layers: The norms of weights and gradients of every weight layer, its dead units and equal filters.
         injected: The places where a random gradient was injected, '' if the gradient came from a loss. 'output' is
-            the model's output, 'features' the input of a classifier whose weight is zero, and 'memory' the output of
-            an encoder that all attentions of the decoder multiply by zero.
+            the model's output, 'outputs' are several that feed no other output, 'features' is the input of a classifier
+            whose weight is zero, and 'memory' the output of an encoder that all attentions of the decoder multiply by
+            zero.
         loss: The loss, NaN if there was none.
         plan: The residual plan of the model.
         unmeasured: The first sum whose forward signal is not finite, or 'the output'; '' if all are finite. Gradients

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from normfree.arguments import check_arguments
+from normfree.arguments import check_arguments, check_plan
 from normfree.errors import unknown_name
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import (
@@ -43,6 +43,8 @@ def check_request(
     reason = _cannot_convert_model(model) or _cannot_convert_by(method)
     if reason is not None:
         raise ValueError(reason)
+    if plan is not None:
+        check_plan(plan, dict(model.named_modules()))
     given = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
     for tensor in given:
         if not tensor.is_meta and tensor.is_floating_point() and tensor.isnan().any():

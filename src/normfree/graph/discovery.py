@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from normfree.arguments import check_arguments
+from normfree.arguments import check_arguments, model_inside
 from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, VIEWS
 from normfree.graph.recorder import record
@@ -48,7 +48,7 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     looks at values: shapes come from meta tensors.
 
     Args:
-        model: Any model.
+        model: Any model. A compiled one is run as plain Python; the names are those of the model in it.
         *args: An example input that the model accepts. One argument may be the whole example: a tensor, a tuple or
             list of positional arguments, or a mapping of keyword arguments.
         **kwargs: Keyword arguments of the example.
@@ -65,6 +65,7 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     (3, 3, 3)
     """
     check_arguments(model=model)
+    model = model_inside(model)
     if len(args) == 1:
         check_arguments(example=args[0])
     positional, named = call_arguments(args[0]) if len(args) == 1 and not kwargs else (args, kwargs)
@@ -110,6 +111,7 @@ def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
     >>> unaccounted(model, discover(model, torch.zeros(2, 4)))
     ('1.weight_ih_l0', '1.weight_hh_l0')
     """
+    model = model_inside(model)
     modules = dict(model.named_modules())
     known: set[int] = set()
     for layer in plan.layers():

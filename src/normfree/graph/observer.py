@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
@@ -96,6 +97,11 @@ BESIDE = SUMS | PRODUCTS | {
 
 def _times(number: float, tensor: Any) -> Any:
     return tensor if number == 1 else number * tensor
+
+
+def _in_backward() -> bool:
+    """Whether this thread runs a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -193,6 +199,7 @@ class Observer(TorchFunctionMode):
         self.homes: Set[str] | None = None
         self._additions: Counter[str] = Counter()
         self._listening = False
+        self._inside = 0
         self._hooked: list[tuple[dict[Any, Any], object]] = []
 
     @property
@@ -219,18 +226,23 @@ class Observer(TorchFunctionMode):
             self._switch(self._listens())
             yield
         finally:
-            self.running.clear()
-            self._switch(False)
-            self.remove_hooks()
+            self.stop()
+
+    def stop(self) -> None:
+        """End the observation. Call it before a backward pass, in which gradient checkpointing runs modules again."""
+        self.running.clear()
+        self._switch(False)
+        self.remove_hooks()
 
     def add_hook(self, table: dict[Any, Any], hook: Callable[..., None], *more: dict[Any, Any]) -> None:
         """Put a hook into one of a module's tables, `_forward_hooks` for example, until `remove_hooks`.
 
         This is `register_forward_hook` without the handle: hundreds of handles cost as much as some layers.
-        Tables in `more` turn on an option for the hook, for example `_forward_hooks_with_kwargs`.
+        Tables in `more` turn on an option for the hook, for example `_forward_hooks_with_kwargs`. The hook does not run
+        in a backward pass, in which gradient checkpointing runs modules again, and leaves them before they return.
         """
         key = object()
-        table[key] = hook
+        table[key] = lambda *given: None if _in_backward() else hook(*given)
         self._hooked.append((table, key))
         for marks in more:
             marks[key] = True
@@ -250,7 +262,8 @@ class Observer(TorchFunctionMode):
             self.on_enter(name, module, args)
 
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            self.running.pop()
+            while self.running and self.running.pop() != name:
+                pass  # a module inside raised an error that the model caught
             self._switch(self._listens())
             self.on_leave(name, module, args, kwargs, out)
 
@@ -262,7 +275,7 @@ class Observer(TorchFunctionMode):
         return self.homes is None or bool(self.running and self.running[-1] in self.homes)
 
     def _switch(self, on: bool) -> None:
-        if on is not self._listening:
+        if on is not self._listening and not self._inside:  # torch sets the mode aside during an observed call
             self._listening = on
             if on:
                 self.__enter__()  # type: ignore[no-untyped-call]
@@ -281,4 +294,8 @@ class Observer(TorchFunctionMode):
         if name in SUMS:
             addition = self._additions[self.home]
             self._additions[self.home] += 1
-        return self.on_function(FunctionCall(func, name, addition, args, kwargs))
+        self._inside += 1
+        try:
+            return self.on_function(FunctionCall(func, name, addition, args, kwargs))
+        finally:
+            self._inside -= 1

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from normfree.arguments import explain_failure
+from normfree.errors import brief
 from normfree.graph.flow import Flow, Node, self_gated
 from normfree.graph.observer import (
     ACTIVATIONS,
@@ -44,7 +46,14 @@ from normfree.graph.observer import (
     writes_into,
 )
 from normfree.graph.weight_uses import Weight
-from normfree.nn.model_state import call_arguments, eval_pass, on_meta, preserve_model_state, preserve_random_state
+from normfree.nn.model_state import (
+    call_arguments,
+    eagerly,
+    eval_pass,
+    on_meta,
+    preserve_model_state,
+    preserve_random_state,
+)
 from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -89,14 +98,15 @@ def record(model: nn.Module, args: Any, kwargs: Any, norms: Collection[str] = ()
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
             valueless = any(t.is_meta for t in tensors_of((args, kwargs)))
             cause = without_values if valueless else error
+            if (message := explain_failure(model, (args, kwargs), cause)) is not None:
+                raise ValueError(message) from cause
             remedy = f"check the shape of the example{shapes}, and pass one that the model accepts"
             if valueless:
                 remedy = "pass an example with values, or a ResidualPlan as plan="
             if differentiates(cause):
                 remedy = DIFFERENTIATES
-            raise ValueError(
-                f"expected a model that runs on the example, but {type(model).__name__} failed: {cause}; {remedy}"
-            ) from cause
+            failed = f"{type(model).__name__} failed: {brief(cause)}"
+            raise ValueError(f"expected a model that runs on the example, but {failed}; {remedy}") from cause
 
 
 def record_evaluation(model: nn.Module, example: Any, norms: Collection[str]) -> Flow:
@@ -159,7 +169,7 @@ def _run_recorded(
     flow.add("input", "input", (), (args, kwargs))
     recorder = _Recorder(flow, modules)
     recorder.watch_norms_(norms)
-    with torch.set_grad_enabled(gradients), recorder.following(modules):
+    with eagerly(), torch.set_grad_enabled(gradients), recorder.following(modules):
         flow.finish(model(*args, **kwargs))
     flow.release_tensors()
     return flow

@@ -130,11 +130,20 @@ def supports(name: str, method: str | Method) -> bool:
     """
     method = get(method)
     try:
-        family, _ = find_family(name)
-        _fitting_form(family, name, method, None)
+        check_method(name, method)
     except ValueError:
         return False
     return True
+
+
+def check_method(name: str, method: str | Method) -> None:
+    """Refuse a model that cannot be built with a method, before anything is built.
+
+    Raises:
+        ValueError: For an unknown model or method, or one that does not fit; the message names those that do.
+    """
+    family, _ = find_family(name)
+    _fitting_form(family, name, get(method), None)
 
 
 def _fitting_form(family: Family, name: str, method: Method, given: Form | None) -> Form:

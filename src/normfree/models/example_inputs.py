@@ -6,6 +6,7 @@ The verbs `diagnose`, `convert` and `lr` of the command line use this module.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ def read_batch(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
 
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Move all tensors in a structure of tuples, lists and mappings to a device."""
+    inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs  # torch looks into no `UserDict`
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, inputs)
 
 

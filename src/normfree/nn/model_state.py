@@ -54,10 +54,11 @@ def parts_of(model: nn.Module) -> ModelParts:
 def call_arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Split an example into positional and keyword arguments of a model.
 
-    A mapping holds keyword arguments, a tuple or list positional ones. Anything else is the only argument.
+    A mapping holds keyword arguments, a tuple or list positional ones. Anything else is the only argument. The keyword
+    arguments are a plain dictionary, since torch looks into no other mapping, such as a `UserDict`.
     """
     if isinstance(example, Mapping):
-        return (), example
+        return (), dict(example)
     return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
 
 
@@ -65,6 +66,7 @@ def small_copy(example: Any) -> Any:
     """Copy an example to keep it: the tensors without their graphs, and two images of a batch of images."""
     if isinstance(example, Tensor):
         return example.detach()[: 2 if example.dim() == 4 else None].clone()
+    example = dict(example) if isinstance(example, Mapping) else example
     return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, example)
 
 
@@ -199,6 +201,16 @@ def preserve_random_state(tensors: Iterable[Tensor]) -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run compiled models and functions as plain Python inside: compiled code runs no hooks."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and the import takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager

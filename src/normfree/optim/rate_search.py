@@ -16,9 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from normfree.arguments import check_arguments, check_call
+from normfree.arguments import check_arguments, check_call, check_python_modules
 from normfree.diagnostics.propagation import Loss
 from normfree.methods import Method
 from normfree.models.example_inputs import to_device
@@ -231,6 +232,8 @@ def find_lr(
     (1.0, True)
     """
     check_arguments(model=model, batches=batches, loss=loss, plan=plan, weight_decay=weight_decay)
+    if isinstance(model, torch.jit.ScriptModule):
+        check_python_modules(model)
     _require_range(low=low, high=high, steps=steps, runs=runs, check=check, max_batches=max_batches)
     make = _optimizer_maker(optimizer, momentum)
     learning = [p for p in model.parameters() if p.requires_grad]
@@ -251,7 +254,7 @@ def find_lr(
 
     rates = [low * (high / low) ** (t / (steps - 1)) for t in range(steps)]
     orders = list(batch_orders(len(found), max(steps, check), runs, seed))
-    with preserve_model_state(model):
+    with torch.inference_mode(False), torch.enable_grad(), preserve_model_state(model):
         model.train()
         trial = RateTestRun(model, found, loss, lambda: make(groups()), clip, seed)
         if not math.isfinite(trial.before):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.arguments import call_loss
+from normfree.arguments import call_loss, explained_failures
 from normfree.diagnostics.curvature import top_eigenvalue
 from normfree.diagnostics.measurement.inputs_and_outputs import cross_entropy, own_loss
 from normfree.diagnostics.propagation import Loss
@@ -93,7 +93,9 @@ class RateTestRun:
     def _loss(self, number: int) -> Tensor:
         inputs, targets = self.batches[number]
         args, kwargs = call_arguments(inputs)
-        return batch_loss(self.model(*args, **kwargs), targets, self.loss)
+        with explained_failures(self.model, (args, kwargs)):
+            output = self.model(*args, **kwargs)
+        return batch_loss(output, targets, self.loss)
 
     @contextmanager
     def _restored(self) -> Iterator[None]:

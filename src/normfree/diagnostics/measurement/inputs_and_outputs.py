@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map, tree_map_with_path
 
 from normfree.arguments import call_loss, check_targets
+from normfree.diagnostics.measurement.graph_nodes import walk
 from normfree.diagnostics.measurement.moments import variations
 from normfree.diagnostics.signals import Fact, InputFacts, OutputFacts
-from normfree.nn.model_state import ModelParts
+from normfree.graph.observer import tensors_of
 
 MOST_VALUES = 2**22  # of an output that are looked at
 
@@ -205,24 +206,6 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all()) or is_mask(tensor)
 
 
-@contextmanager
-def clear_type_errors(parts: ModelParts, arguments: Any) -> Iterator[None]:
-    """Turn an error of torch about types into one that names the type of the weights and of the input."""
-    try:
-        yield
-    except (RuntimeError, ValueError, IndexError) as error:
-        kinds = {p.dtype for p in parts.parameters.values() if p.is_floating_point()}
-        given = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
-        wrong = next((t for t in given if t.dtype not in kinds and t.dtype != torch.bool), None)
-        if wrong is None or len(kinds) != 1 or not re.search("dtype|scalar type|data type|Input type", str(error)):
-            raise
-        wanted, got = (str(d).removeprefix("torch.") for d in (next(iter(kinds)), wrong.dtype))
-        raise ValueError(
-            f"expected inputs of type {wanted}, as the weights have, got {got}; convert them with "
-            f"inputs.to(torch.{wanted}), and scale bytes to about unit variance"
-        ) from error
-
-
 def first_tensor(output: Any) -> Tensor:
     """Find the tensor in a model's output: the output itself, its 'logits', or the first floating-point tensor in it.
 
@@ -239,6 +222,42 @@ def first_tensor(output: Any) -> Tensor:
         f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
         "pass a loss= that turns it into a number"
     )
+
+
+def main_tensor(output: Any) -> Tensor:
+    """The tensor in which two passes are compared: `first_tensor`, or all tensors of a nested output, side by side.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    with suppress(ValueError):
+        return first_tensor(output)
+    tensors = [t if t.dim() else t[None] for t in tensors_of(output) if t.is_floating_point() and t.numel()]
+    alike = [t.reshape(len(t), -1) for t in tensors if len(t) == len(tensors[0])]
+    return torch.cat([t.to(alike[0].dtype) for t in alike], 1) if alike else first_tensor(output)
+
+
+def injected_outputs(output: Any) -> list[Tensor]:
+    """The outputs at which a random gradient is injected: all that feed no other output, the main one first.
+
+    Gradients at these reach every layer. The inner feature maps of a backbone, and the keys and values that a decoder
+    returns, feed other outputs.
+
+    Raises:
+        ValueError: if there is no output of floating-point numbers.
+    """
+    found = [t for t in tensors_of(output) if t.is_floating_point() and t.grad_fn is not None]
+    makers = [t.grad_fn for t in found if t.grad_fn is not None] if len(found) > 1 else []
+    inner = set(walk([f for maker in makers for f, _ in maker.next_functions], most=sys.maxsize))
+    ends = list({id(t): t for t in found if t.grad_fn not in inner}.values())
+    try:
+        main = first_tensor(output)
+    except ValueError:
+        if not ends:
+            raise
+        return ends
+    others = [t for t in ends if t is not main and bool(torch.isfinite(t.detach()).all())]
+    return others if others and main.grad_fn in inner else [main, *others]
 
 
 def own_loss(output: Any) -> Tensor | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from normfree.diagnostics.measurement.moments import adds_constant, concatenate, norms
@@ -23,9 +24,14 @@ from normfree.plan import Layer, ResidualPlan
 def parameter_facts(parts: ModelParts, classifier: Iterable[Layer], unknown: set[int]) -> Iterator[Fact]:
     """The dropouts that are on, the sizes of embeddings, scales and the classifier's biases, and the recurrences.
 
+    Also whether all batch norms use their running statistics.
+
     Args:
         unknown: The identities of tensors that are used like weights, but are no parameters.
     """
+    norms = {n: m for n, m in parts.modules.items() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+    if norms and not any(m.training for m in norms.values()):
+        yield Fact("running statistics", next(iter(norms)), value=len(norms))
     yield from _sizes(parts)
     yield from _unregistered_weights(parts, unknown)
     for layer in classifier:

@@ -49,11 +49,6 @@ class SumObserver(Observer):
         self.modules = modules
         self.half = False  # whether float16 was seen
         self._sums = {(b.home, b.addition): b for b in plan.branches}
-        if strange := next((home for home, _ in self._sums if home not in self.modules), None):
-            raise ValueError(
-                f"expected a plan of this model, got one with a sum in '{strange}', which the model does not have; "
-                "leave the plan out to have it discovered"
-            )
         self._points = list(plan.branches)
         self.labels = place_names(plan)
         self.homes = None if weights else {h for h, _ in self._sums if not isinstance(self.modules[h], Residual)}

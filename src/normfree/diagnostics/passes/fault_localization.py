@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
 from normfree.diagnostics.measurement.graph_nodes import place_of, sources_of
-from normfree.diagnostics.measurement.inputs_and_outputs import IgnoredInput, first_tensor, is_finite, is_mask, loss_of
+from normfree.diagnostics.measurement.inputs_and_outputs import (
+    IgnoredInput,
+    injected_outputs,
+    is_finite,
+    is_mask,
+    loss_of,
+    main_tensor,
+)
 from normfree.diagnostics.passes.derivative_checks import gradient_origin
 from normfree.diagnostics.passes.tracing import Trace, first_difference, trace
 from normfree.diagnostics.signals import CONSTANT, Fact, Gain, Signal
@@ -239,7 +246,7 @@ def _run(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any, seed: int 
     with torch.enable_grad(), preserve_model_state(model, parts):
         torch.manual_seed(seed)
         output = model(*tree_map(_copy, args), **tree_map(_copy, kwargs))
-    return [t.detach().clone() for t in (first_tensor(output), *tree_leaves(output)) if isinstance(t, Tensor)]
+    return [t.detach().clone() for t in (main_tensor(output), *tree_leaves(output)) if isinstance(t, Tensor)]
 
 
 def _is_read(model: nn.Module, parts: ModelParts, ignored: IgnoredInput, args: Any, kwargs: Any) -> bool:
@@ -330,10 +337,10 @@ class _Failures(Observer):
 
 
 def random_start(output: Any) -> Tensor:
-    """A number whose gradient at the output is random."""
-    tensor = first_tensor(output)
+    """A number whose gradients at the outputs are random."""
     source = torch.Generator().manual_seed(0)
-    return (tensor * torch.randn(tensor.shape, generator=source).to(tensor)).sum()
+    first, *others = ((t * torch.randn(t.shape, generator=source).to(t)).sum() for t in injected_outputs(output))
+    return sum(others, first)
 
 
 def noise_facts(model: nn.Module, parts: ModelParts, arguments: Any) -> Iterator[Fact]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.measurement.inputs_and_outputs import first_tensor
+from normfree.diagnostics.measurement.inputs_and_outputs import main_tensor
 from normfree.nn.model_state import ModelParts, hooked, preserve_model_state
 
 SAME = 1e-4  # relative difference of one sample's output between two batches; rounding leaves 1e-6
@@ -67,7 +67,7 @@ def trace(
     with hooked(hooks), preserve_model_state(model, parts):
         torch.manual_seed(seed)
         model.train(model.training and not evaluate)
-        output = first_tensor(model(*arguments[0], **arguments[1]))
+        output = main_tensor(model(*arguments[0], **arguments[1]))
     found.append(TracedCall("", [], samples(output)))
     return found
 
