@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,8 +47,9 @@ def backward_starts(
     if result is not None:
         value = result.detach()
         if isinstance(output, Tensor):  # a model with a loss of its own returns more
-            zero = loss_of(torch.zeros_like(output), targets, loss)
-            zero_loss = math.nan if zero is None else float(zero)
+            with suppress(Exception):  # a loss may refuse zeros, as a density with a width of zero
+                zero = loss_of(torch.zeros_like(output), targets, loss)
+                zero_loss = math.nan if zero is None else float(zero)
         starts[result] = None  # reaches at least a classifier of zeros
         if not features:
             return starts, "", value, zero_loss
