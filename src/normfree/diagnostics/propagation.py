@@ -210,7 +210,7 @@ def _measure(
         inputs=given,
         head=head,
         half=observer.half,
-        normalized=2 * sum(map(is_norm, parts.modules.values())) >= len(layers),
+        normalized=2 * sum(map(_normalizes, parts.modules.values())) >= len(layers),
         graph=graph,
         facts=(
             *parameter_facts(parts, plan.classifier, reader.unknown - {id(w.leaf) for w in watched}),
@@ -334,6 +334,11 @@ def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
         if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and not torch.any(full_tensor(module.weight) != 0):
             return module
     return None
+
+
+def _normalizes(module: nn.Module) -> bool:
+    """Whether a module normalizes; a frozen batch norm, as in a detector, only scales."""
+    return is_norm(module) and not type(module).__name__.startswith("Frozen")
 
 
 def _tensor_or_none(output: Any) -> Tensor | None:
