@@ -14,6 +14,7 @@ from normfree.conversion.changes import Added, Changes, Record, Removed, Rescale
 from normfree.conversion.forward_passes import FoundBy, MethodError, floats_of, model_failed_error
 from normfree.conversion.inspection import NO_SUMS, Inspection, inspect_model
 from normfree.conversion.other_methods import advise
+from normfree.conversion.output_priors import OutputPriors
 from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
 from normfree.conversion.scalar_placement import ScalarPlacement
@@ -89,7 +90,8 @@ def convert_(
     1. Look: find the residual branches and the normalizers, and how the model uses them.
     2. Refuse: raise one error that lists every obstacle, before anything is changed.
     3. Replace: remove the normalizers, reparametrize weights, add scalars.
-    4. Initialize: write the weights by the method.
+    4. Initialize: write the weights by the method, and 0 into the biases. A bias of an output layer that was set on
+       purpose, such as the prior of a focal loss, stays.
     5. Check: run the converted model, and rescale the layers outside the branches on the way. Then compare it with the
        original: every parameter still has a gradient, outputs still differ between samples, outputs and first loss
        keep their scale.
@@ -283,15 +285,20 @@ class Conversion:
 
     @torch.no_grad()
     def _initialize_(self, generator: torch.Generator | None) -> None:
-        """Step 4: set biases to 0 and weights by the method; the scalars have their values already."""
+        """Step 4: set biases to 0, except priors of outputs, and weights by the method.
+
+        The scalars have their values already.
+        """
         if self.keeps_layers:
             return
         ctx = self._init_context(generator)
+        priors = OutputPriors(ctx.model, ctx.plan, self.inspection.flow)
         try:
             ctx.zero_biases_()
             if self.method.needs_example:
                 self.verification.passes.spent += 1
             self.method.initializer(ctx)
+            self.notes += priors.restore_()
             if shared := [] if self.starts_at_zero else divide_shared_ends_(ctx.model, ctx.plan):
                 self.records += shared
                 names = [record.name for record in shared]
