@@ -20,7 +20,13 @@ from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
 from normfree.conversion.scalar_placement import ScalarPlacement
 from normfree.conversion.verification import Verification
 from normfree.errors import MOST_REASONS, grouped, listed, quoted
-from normfree.graph.convertibility import check_request, layers_not_reparametrizable, require_signal
+from normfree.graph.convertibility import (
+    check_request,
+    layers_not_reparametrizable,
+    recurrent_layers,
+    require_signal,
+    scales_by_sums,
+)
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import ModelSnapshot, restored_on_error
@@ -238,8 +244,8 @@ class Conversion:
                     f"expected a model that was not converted yet, got one with scalars at {quoted(name)}; convert the "
                     "original, or write new weights by initialize_"
                 )
-        needs_sums = method.weight_kind == "plain" and not {"none", "dense"} & set(method.skips)
-        if not inspection.plan.branches and not self.keeps_layers and needs_sums:
+        needs_sums = method.weight_kind == "plain" and scales_by_sums(method)
+        if not inspection.plan.branches and needs_sums:
             raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
         obstacles = inspection.obstacles(model)
         refusal = ValueError if obstacles else MethodError  # obstacles of the inspection are the same for all methods
@@ -271,7 +277,15 @@ class Conversion:
             if path.removesuffix(".weight") not in inspection.standardized
         }
         unsettable = frozen_layers(model, inspection.plan) | fixed_weights(model, inspection.plan)
-        return self.placement.obstacles | reparametrized | unsettable
+        return self._recurrences() | self.placement.obstacles | reparametrized | unsettable
+
+    def _recurrences(self) -> dict[str, str]:
+        """The layers of recurrences, if the method scales branches by their number and place."""
+        found = recurrent_layers(self.inspection.plan) if scales_by_sums(self.method) else []
+        if not found:
+            return {}
+        names = listed(path.removesuffix(".weight") for path in found)
+        return {f"{names}: used at every step of a recurrence, whose sums are not residual blocks": ""}
 
     def _init_context(self, generator: torch.Generator | None) -> InitContext:
         """The context of the method's initializer."""

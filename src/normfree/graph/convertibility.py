@@ -215,12 +215,38 @@ def _is_single_weight(module: nn.Module, layer: Layer) -> bool:
     return bool(weight.numel() == weight.shape[1 if layer.transposed else 0])
 
 
+def scales_by_sums(method: Method) -> bool:
+    """Whether a method is made for residual sums only, so that its scales depend on their number and place."""
+    return method.norm is None and not {"none", "dense"} & set(method.skips)
+
+
+def recurrent_layers(plan: ResidualPlan) -> list[str]:
+    """The weights that a recurrence written by hand uses at every step, by name.
+
+    Each step adds something to what it makes of the step before. So the layer is part of a branch, and also of that
+    branch's shortcut or of a branch around it. It cannot start at 0 as one and at unit variance as the other, and the
+    number of steps is no depth.
+    """
+    branches = {branch.name: branch for branch in plan.branches}
+    found: dict[str, None] = {}
+    for branch in plan.branches:
+        around = {layer.path for layer in branch.shortcut_layers}
+        outer = branches.get(branch.outer_branch or "")
+        while outer is not None:
+            around |= {layer.path for layer in (*outer.layers, *outer.shortcut_layers)}
+            outer = branches.get(outer.outer_branch or "")
+        found |= dict.fromkeys(layer.path for layer in branch.layers if layer.path in around)
+    return list(found)
+
+
 def supports_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
     """Whether an existing model is certain to be convertible with a method, judged without converting it.
 
     Returns False for a method that scales whole sums, because it needs a module around every sum, and, on a model with
     attention, for a method that is not made for attention.
     """
+    if scales_by_sums(method) and recurrent_layers(plan):
+        return False
     skip = "sequence" if any(map(_multiplies, plan.branches)) else "residual"
     scales_sums = not method.rule.c == method.rule.a == ONE  # only a module that returns the sum can do that
     if skip not in method.skips or scales_sums or _cannot_convert_by(method) is not None:
