@@ -15,7 +15,14 @@ from normfree.conversion.forward_passes import FoundBy, MethodError, floats_of, 
 from normfree.conversion.inspection import NO_SUMS, Inspection, inspect_model
 from normfree.conversion.other_methods import advise
 from normfree.conversion.output_priors import OutputPriors
-from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
+from normfree.conversion.replacement import (
+    channels_of,
+    fixed_weights,
+    frozen_layers,
+    frozen_norms,
+    frozen_part,
+    replace_layers_,
+)
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
 from normfree.conversion.scalar_placement import ScalarPlacement
 from normfree.conversion.verification import Verification
@@ -267,7 +274,8 @@ class Conversion:
         model, method, inspection = self.model, self.method, self.inspection
         if self.keeps_layers:
             unclear = [name for name in inspection.norms if channels_of(model.get_submodule(name)) is None]
-            return {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
+            frozen = frozen_part(model, inspection) if self.verification.original_ran else {}
+            return {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear} | frozen
         if not self.verification.original_ran:
             return self.placement.obstacles
         kind = f"a {method.weight_kind.replace('_', ' ')} layer"
@@ -294,6 +302,8 @@ class Conversion:
 
     def _replace_(self, generator: torch.Generator | None) -> None:
         """Step 3: remove the normalizers, reparametrize weights, add scalars."""
+        if self.keeps_layers and (thawed := frozen_norms(self.model, self.inspection)):
+            self.notes.append(f"frozen until now, and trainable in its new form: {listed(thawed)}")
         self.records += replace_layers_(self.model, self.inspection, self.method, generator)
         self.records += self.placement.add_(self.model)
 
