@@ -65,7 +65,8 @@ class Inspection:
         unaccounted: The weights that the plan does not list.
         parameters: The number of parameters.
         weightless: The weightless branches, such as pooling.
-        norm_like: The modules of unknown classes that behave like a normalizer, each with its class.
+        found_norms: The normalizers of unknown classes, found by what they do, each with its class.
+        norm_like: The modules of unknown classes that behave like a normalizer and stay, each with its class.
         squares: The modules that return a power of the signal to a layer, such as a squared ReLU.
         powers: The branches that grow as the third or a higher power of the stream, such as linear attention.
         experts: The groups of experts, of which the model chooses some by values.
@@ -93,13 +94,21 @@ class Inspection:
     rectified: Collection[str] = ()
     data_size: float = 0.0
     has_training_code: bool = False
+    found_norms: Mapping[str, str] = field(default_factory=dict)
     norm_like: Mapping[str, str] = field(default_factory=dict)
     standardized: Mapping[str, type[nn.Module] | None] = field(default_factory=dict)
 
     def with_probed(self, probed: ProbedModules) -> Inspection:
         """Add what a pass showed about the modules of other libraries."""
         unknown = {name: kind for name, kind in self.unknown_norms.items() if name not in probed.affine}
-        return replace(self, unknown_norms=unknown, norm_like=probed.norm_like, standardized=probed.standardized)
+        return replace(
+            self,
+            unknown_norms=unknown,
+            found_norms=probed.norms,
+            norm_like=probed.norm_like,
+            inline_norms=[home for home in self.inline_norms if home not in probed.norm_like],
+            standardized=probed.standardized,
+        )
 
     def obstacles(self, model: nn.Module) -> dict[str, str]:
         """The reasons why no method can convert the model, each with a remedy."""
@@ -163,8 +172,10 @@ class Inspection:
         if self.norm_like:
             notes.append(
                 f"left in place, though it behaves like a normalizer: {listed(self.norm_like, self.norm_like)}; to "
-                "have it removed, give its class the name of one, such as MyLayerNorm"
+                "have it removed, put a normalizer of torch.nn in its place"
             )
+        if self.found_norms:
+            notes.append(f"taken for normalizers by what they do: {listed(self.found_norms, self.found_norms)}")
         scales = dict.fromkeys(
             name for branch in self.plan.branches for name in branch.layer_scales if not keeps_layers
         )
@@ -178,7 +189,7 @@ class Inspection:
                     "clipping (clip_grad_agc_)"
                 )
         notes += filter(None, [self.data_scale_remedy()])
-        if not self.norms:
+        if not self.norms and not self.inline_norms and not self.norm_like:
             notes.append(
                 "no normalizer was found: none was removed, and any normalization in the model's own code remains"
             )
@@ -194,7 +205,13 @@ def outer_skip_notes(plan: ResidualPlan) -> list[str]:
     return []
 
 
-def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, heads: Collection[str]) -> Inspection:
+def inspect_model(
+    model: nn.Module,
+    example: Any,
+    plan: ResidualPlan | None,
+    heads: Collection[str],
+    found_norms: Collection[str] = (),
+) -> Inspection:
     """Record a model once, without values if its code does not read them; the model is left unchanged.
 
     Args:
@@ -202,11 +219,12 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         example: Its example.
         plan: Its plan. Default: the one that the flow shows.
         heads: The names of layers that are known to be output layers.
+        found_norms: The names of normalizers that only a pass shows, since their class does not.
 
     Raises:
         ValueError: If the model does not run on the example.
     """
-    norms = find_norms(model)
+    norms = find_norms(model) | {name: model.get_submodule(name) for name in found_norms}
     flow = record_evaluation(model, example, norms)
     training = record_training(model, example, norms) if plan is None else None
     flows = [flow, training] if training else [flow]

@@ -141,7 +141,8 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
     """
     layers = {record.name: model.get_submodule(record.name) for record in changes.removed}
     standardized = {name: plain_base(layer) for name, layer in layers.items() if isinstance(layer, WEIGHT_LAYERS)}
-    inspection = replace(inspect_model(model, example, plan, ()), standardized=standardized)
+    norms = [name for name in layers if name not in standardized]
+    inspection = replace(inspect_model(model, example, plan, (), norms), standardized=standardized)
     verification = Verification(model, example, inspection)
     conversion = Conversion(model, get(changes.method), example, inspection, verification)
     conversion.placement.repeat(changes.added)
@@ -165,6 +166,10 @@ def _look(
             f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
             "pass an example that it accepts"
         ) from error
+    if probed.norms:  # look again, now that the normalizers of unknown classes are known
+        inspection = inspect_model(model, example, plan, heads, probed.norms)
+        verification = Verification(model, example, inspection, heads)
+        verification.run_original()
     return Conversion(model, method, example, inspection.with_probed(probed), verification)
 
 
