@@ -221,6 +221,11 @@ def is_norm(module: nn.Module) -> bool:
     return inside <= set(FUSED) and all(p.dim() <= 1 for p in module.parameters(recurse=False))
 
 
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module is a batch norm, also one with fixed statistics, which torchvision, timm and others have."""
+    return isinstance(module, _BatchNorm) or "FrozenBatchNorm" in type(module).__name__
+
+
 def find_norms(model: nn.Module) -> dict[str, nn.Module]:
     """The normalizers of a model by name, a shared one under its first name."""
     return {name: module for name, module in model.named_modules() if is_norm(module)}
