@@ -61,3 +61,23 @@ def test_outputs_are_named_by_their_path(nested: bool, name: str) -> None:
     with torch.no_grad():
         model.net[0].weight.mul_(0.1)
     assert f"output {name} is " in refusal(model, "fixup", X)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.first, self.second = network()[:-1], nn.Linear(8, 4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.net(x)
+        return self.first(y) + 1e6 * self.net[0](x)[:, :4] ** 9, self.second(y)
+
+
+@pytest.mark.parametrize(("method", "helps"), [("dyt:alpha=1e-06", False), ("nf", True)])
+def test_heads_are_advised_only_where_they_matter(method: str, helps: bool) -> None:
+    """Dynamic tanh keeps all weights, so that it has no use for heads."""
+    model = TwoHeads()
+    model.net[0].weight.data.mul_(0.1)
+    with pytest.raises(ValueError, match=r"output . is") as error:
+        nf.convert(model, method, X)
+    assert ("name the output layers by heads=" in str(error.value)) is helps

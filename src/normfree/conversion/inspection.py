@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from normfree.errors import listed, quoted
+from normfree.graph.convertibility import recurrent_branches
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node
@@ -65,6 +66,7 @@ class Inspection:
         unaccounted: The weights that the plan does not list.
         parameters: The number of parameters.
         weightless: The weightless branches, such as pooling.
+        recurrent: The recurrent layers whose output is added to their input, each with the module that adds it.
         found_norms: The normalizers of unknown classes, found by what they do, each with its class.
         norm_like: The modules of unknown classes that behave like a normalizer and stay, each with its class.
         squares: The modules that return a power of the signal to a layer, such as a squared ReLU.
@@ -94,6 +96,7 @@ class Inspection:
     rectified: Collection[str] = ()
     data_size: float = 0.0
     has_training_code: bool = False
+    recurrent: Mapping[str, str] = field(default_factory=dict)
     found_norms: Mapping[str, str] = field(default_factory=dict)
     norm_like: Mapping[str, str] = field(default_factory=dict)
     standardized: Mapping[str, type[nn.Module] | None] = field(default_factory=dict)
@@ -232,6 +235,7 @@ def inspect_model(
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
     steps = [node for each in flows for node in each.nodes] if plan is None else []
     inline = dict.fromkeys(node.home for node in steps if _divides_by_own_scale(node))
+    recurrent = recurrent_branches(flow) if plan is None else {}
     plan = plan_from_flow(model, flow, heads) if plan is None else plan
     experts = expert_groups(model, plan) if flow.chooses_by_values() else []
     plan, uncalled = add_uncalled_experts(plan, flow, experts) if experts else (plan, [])
@@ -248,6 +252,7 @@ def inspect_model(
         unaccounted=unaccounted(model, plan),
         parameters=sum(p.numel() for p in model.parameters()),
         weightless=weightless_branches(flow, plan),
+        recurrent=recurrent,
         squares=_squares(model, flow),
         powers=_powers(flow, plan),
         experts=experts,

@@ -290,7 +290,7 @@ class Conversion:
             if path.removesuffix(".weight") not in inspection.standardized
         }
         unsettable = frozen_layers(model, inspection.plan) | fixed_weights(model, inspection.plan)
-        return self._recurrences() | self.placement.obstacles | reparametrized | unsettable
+        return self._recurrences() | self._recurrent_branches() | self.placement.obstacles | reparametrized | unsettable
 
     def _recurrences(self) -> dict[str, str]:
         """The layers of recurrences, if the method scales branches by their number and place."""
@@ -299,6 +299,15 @@ class Conversion:
             return {}
         names = listed(path.removesuffix(".weight") for path in found)
         return {f"{names}: used at every step of a recurrence, whose sums are not residual blocks": ""}
+
+    def _recurrent_branches(self) -> dict[str, str]:
+        """The branches that end in a recurrent layer, which a method that draws weights cannot scale."""
+        return {
+            f"{quoted(name)}: a recurrent layer, whose output {quoted(home)} adds, so that its end cannot be scaled": (
+                "put a linear layer after it"
+            )
+            for name, home in self.inspection.recurrent.items()
+        }
 
     def _init_context(self, generator: torch.Generator | None) -> InitContext:
         """The context of the method's initializer."""

@@ -126,7 +126,8 @@ class Verification:
         if not found.reasons or not norm_free:
             return [*found.notes, *found.reasons]
         self.require_usable()
-        heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not self._heads else ""
+        unnamed = len(plan.classifier) > 1 and not self._heads and method.norm is None  # dyt has no use for heads
+        heads = "; name the output layers by heads=" if unnamed else ""
         skips = outer_skip_notes(plan)
         text = (
             f"{type(self._model).__name__} cannot be converted by '{method.name}': "
