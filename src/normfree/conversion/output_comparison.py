@@ -20,7 +20,7 @@ ALIKE = 1e-3  # samples that differ by less than this part of their difference i
 
 
 @dataclass
-class Comparison:
+class OutputComparison:
     """The result of a comparison.
 
     Attributes:
@@ -54,7 +54,7 @@ def _step(key: Any) -> str:
     return f"[{key.idx}]" if hasattr(key, "idx") else f".{getattr(key, 'key', getattr(key, 'name', key))}"
 
 
-def compare_start(name: str, old: Tensor, start: Tensor, growth: float, found: Comparison) -> None:
+def compare_start(name: str, old: Tensor, start: Tensor, growth: float, found: OutputComparison) -> None:
     """Compare the squared error of an output at the start, or its value if that is one number, as a loss is."""
     was, now = root_mean_square(old), root_mean_square(start)
     if old.numel() > 1:
@@ -74,7 +74,7 @@ def compare_start(name: str, old: Tensor, start: Tensor, growth: float, found: C
             found.notes.append(f"{text}; if it is a loss, a smaller learning rate at the start may be needed")
 
 
-def note_constant_start(name: str, old: Tensor, start: Tensor, found: Comparison) -> None:
+def note_constant_start(name: str, old: Tensor, start: Tensor, found: OutputComparison) -> None:
     """Note an output that starts out the same for all samples, though the original's differ."""
     if old.dim() and old.shape[0] > 1 and spread(old) > ALIKE and bool((start == start[:1]).all()):
         found.notes.append(

@@ -37,8 +37,8 @@ class OutputPriors:
             bias.copy_(values)
         if not self._found:
             return []
-        values = {name: ", ".join(map(compact, v.unique().tolist())) for name, (_, v) in self._found.items()}
-        return [f"kept the bias of output layers, which looks like a prior set on purpose: {listed(values, values)}"]
+        texts = {name: ", ".join(map(compact, v.unique().tolist())) for name, (_, v) in self._found.items()}
+        return [f"kept the bias of output layers, which looks like a prior set on purpose: {listed(texts, texts)}"]
 
 
 def _is_prior(bias: Tensor, weight: Tensor) -> bool:
@@ -46,4 +46,4 @@ def _is_prior(bias: Tensor, weight: Tensor) -> bool:
         return False
     if bias.numel() == 1:
         return bool(bias.abs() > 1.01 * weight.numel() ** -0.5)
-    return bias.unique().numel() <= min(bias.numel() // 2, _MOST_VALUES)
+    return bool(bias.unique().numel() <= min(bias.numel() // 2, _MOST_VALUES))

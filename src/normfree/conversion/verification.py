@@ -25,7 +25,7 @@ from normfree.conversion.output_comparison import (
     LARGE_NOTED,
     SMALL_NOTED,
     SMALLEST,
-    Comparison,
+    OutputComparison,
     compare_start,
     differs_less,
     is_extreme,
@@ -153,8 +153,8 @@ class Verification:
                 "judged; pass a batch of the data, or torch.randn"
             )
 
-    def _compare_outputs(self, after: tuple[Tensor, ...], out: Any, growth: float, *, locate: bool) -> Comparison:
-        found = Comparison()
+    def _compare_outputs(self, after: tuple[Tensor, ...], out: Any, growth: float, *, locate: bool) -> OutputComparison:
+        found = OutputComparison()
         pairs = zip(self._names, self._outputs, after, strict=False)
         same = [(i, *pair) for i, pair in enumerate(pairs) if pair[1].shape == pair[2].shape]
         starts = floats_of(after if out is None else out)
@@ -172,7 +172,7 @@ class Verification:
         return found
 
     def _compare_scales(
-        self, pairs: Sequence[tuple[str, Tensor, Tensor]], growth: float, found: Comparison, *, locate: bool
+        self, pairs: Sequence[tuple[str, Tensor, Tensor]], growth: float, found: OutputComparison, *, locate: bool
     ) -> None:
         """Compare outputs by their root mean squares, and by how much they differ between samples.
 
@@ -209,7 +209,7 @@ class Verification:
                         f"size, in the original by {compact(was)})"
                     )
 
-    def _compare_first_loss(self, outputs: Sequence[Tensor], growth: float, found: Comparison) -> None:
+    def _compare_first_loss(self, outputs: Sequence[Tensor], growth: float, found: OutputComparison) -> None:
         """Compare the cross-entropy of random classes with that of a uniform guess, log C.
 
         Normal scores of variance σ² have the loss log C + σ²/2. At 2·log C a softmax freezes: it gives nearly all
@@ -248,7 +248,7 @@ class Verification:
     def _compare_learning(
         self,
         after: Mapping[str, bool] | None,
-        found: Comparison,
+        found: OutputComparison,
         original: ModelSnapshot,
     ) -> None:
         """Check that every parameter that learns in the original learns.
@@ -304,7 +304,7 @@ class Verification:
         if sound:
             found.found_by = "zeros" if zeros else "backward"
 
-    def _stuck_zeros(self, learning: Mapping[str, bool], found: Comparison) -> list[str]:
+    def _stuck_zeros(self, learning: Mapping[str, bool], found: OutputComparison) -> list[str]:
         """The parameters that start at 0 and stay 0, because others that multiply them are 0 as well.
 
         A zero that is multiplied by another zero starts to learn one step later, and its gradient is smaller by the
