@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from normfree.report.tables import notebook_html
 
-ShortcutKind = Literal["identity", "subsample", "projection", "parallel"]
+ShortcutKind = Literal["identity", "subsample", "upsample", "projection", "parallel"]
 _PLAN, _EXAMPLE = "_normfree_plan", "_normfree_example"  # the attributes of a model that remembers its plan
 
 
@@ -106,7 +106,8 @@ class Branch:
         outer_branch: The name of the branch that contains this sum, if a longer skip connection goes around it.
         layer_scales: The names of its layer scales: learnable vectors or numbers that multiply the branch's output.
         merges_signals: Whether branch and shortcut both carry the signal, because the branch contains sums that contain
-            sums: the long skip of a U-Net that adds. Such a branch starts at the shortcut's scale, not at 0.
+            sums (the long skip of a U-Net that adds), or because its output is also used outside of the sum (a level of
+            a feature pyramid). Such a branch starts at unit variance, not at 0.
     """
 
     name: str

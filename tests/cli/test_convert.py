@@ -57,6 +57,9 @@ def exploding():
 def plain():
     return nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3))
 
+def normless():
+    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3))
+
 def ids():
     return torch.randint(0, 7, (4, 5))
 
@@ -243,6 +246,7 @@ def test_model_without_sums_is_converted_without_a_verdict(run: Run, tmp_path: P
         (("my_zoo:Image", "--input", "1x8x8", "-o", "my_zoo.py/new"), "expected --out to be a folder, but '"),
         (("my_zoo:Image", "--input", "1x8x8", "--overwrite"), "--overwrite needs --out"),
         (("my_zoo:plain", "--input", "1x8x8"), "works on residual branches"),
+        (("my_zoo:normless", "--input", "1x8x8", "--fold-batchnorm"), "expected a model with batch norms, but"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(run: Run, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -107,15 +107,18 @@ def test_samples_that_are_alike_in_the_original_are_not_compared() -> None:
 # --- frozen weights
 
 
-@pytest.mark.parametrize("method", ["fixup", "skipinit", "nf", "wn"])
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "nf", "wn", "dyt"])
 def test_a_frozen_backbone_is_refused(method: str) -> None:
     model = network()
     model[:-1].requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     text = refusal(model, method, X)
-    assert "'0', '1.first', '1.second', '2.first', '2.second': frozen" in text
+    norms = "'1.norm', '2.norm'"
+    layers = "'0', '1.first', '1.second', '2.first', '2.second'"
+    assert (norms if method == "dyt" else layers) in text
+    assert "frozen (requires_grad is False)" in text
     assert "convert before freezing" in text
-    assert named_methods(text) == ["dyt"]
+    assert named_methods(text) == []
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -125,11 +128,32 @@ def test_a_single_frozen_layer_is_named_alone() -> None:
     assert "by 'fixup': '1.first': frozen" in refusal(model, "fixup", X)
 
 
-def test_a_method_that_keeps_the_weights_converts_a_frozen_backbone() -> None:
+def test_a_method_that_keeps_the_weights_converts_trained_normalizers_between_frozen_layers() -> None:
     model = network()
-    model[:-1].requires_grad_(False)
-    converted, _ = nf.convert(model, "dyt", X)
+    for layer in (model[0], *(layer for block in model[1:3] for layer in (block.first, block.second))):
+        layer.requires_grad_(False)
+    converted, plan = nf.convert(model, "dyt", X)
     assert torch.equal(converted[1].first.weight, model[1].first.weight)
+    assert not converted[1].first.weight.requires_grad
+    assert converted[1].norm.alpha.requires_grad
+    assert not any("frozen" in note for note in plan.changes.notes)
+
+
+def test_a_frozen_normalizer_between_trained_layers_becomes_trainable() -> None:
+    model = network()
+    model[1].norm.requires_grad_(False)
+    converted, plan = nf.convert(model, "dyt", X)
+    assert all(p.requires_grad for p in converted.parameters())
+    assert "frozen until now, and trainable in its new form: '1.norm'" in plan.changes.notes
+
+
+def test_a_frozen_backbone_with_normalizers_without_parameters_is_refused() -> None:
+    model = network()
+    for block in model[1:3]:
+        block.norm = nn.LayerNorm(D, elementwise_affine=False)
+    nf.convert(model, "dyt", X)  # the control
+    model[:-1].requires_grad_(False)
+    assert "'1.norm', '2.norm'" in refusal(model, "dyt", X)
 
 
 def test_a_frozen_bias_is_noted() -> None:

@@ -80,7 +80,7 @@ def test_transformer_with_a_dict_as_example_comes_back(tmp_path: Path, name: str
 def test_folded_model_comes_back(tmp_path: Path, statistics: str) -> None:
     """Fresh statistics shift nothing, so that no layer gets a bias that it did not have."""
     model = trained(thin_resnet()) if statistics == "trained" else thin_resnet()
-    folded, record = fold_batchnorm(model, images())
+    folded, record = fold_batchnorm(model.eval(), images())
     plan = replace(nf.discover(folded, images()), changes=record)
     save_converted(tmp_path / "m", folded, plan, example=images())
     loaded, read = load_converted(tmp_path / "m", thin_resnet)

@@ -614,9 +614,18 @@ class Recurrent(Block):
         return self.memory(super().branch(x))[0]
 
 
-def test_branch_that_ends_in_a_recurrent_layer_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'1' adds the output of a recurrent layer.*put a linear layer after it"):
-        nf.convert(sequential(Recurrent), "nf", X)
+@pytest.mark.parametrize("method", ["nf", "fixup", "wn"])
+def test_branch_that_ends_in_a_recurrent_layer_is_refused(method: str) -> None:
+    text = refusal(sequential(Recurrent), method, X)
+    assert "'1.memory'" in text
+    assert "a recurrent layer, whose output '1' adds" in text
+    assert "put a linear layer after it" in text
+    assert named_methods(text) == ["dyt"]
+
+
+def test_method_that_scales_no_sum_takes_a_branch_that_ends_in_a_recurrent_layer() -> None:
+    converted, _ = nf.convert(sequential(Recurrent), "dyt", X)
+    assert converted[1].memory.weight_hh_l0.any()
 
 
 class Difference(nn.Module):

@@ -122,9 +122,9 @@ def test_unknown_method_lists_the_known_and_the_closest() -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("fixup:foo=1", r"unknown option of method 'fixup' 'foo'; expected one of: bias, scale, branches, scalar_lr"),
-        ("hanin:q=1", r"unknown option of method 'hanin' 'q'; expected one of: r"),
-        ("he_in:r=1", r"unknown option of method 'he_in' 'r'; expected one of: none"),
+        ("fixup:foo=1", r"unknown option 'foo' of method 'fixup'; expected one of: bias, scale, branches, scalar_lr"),
+        ("hanin:q=1", r"unknown option 'q' of method 'hanin'; expected one of: r"),
+        ("he_in:r=1", r"unknown option 'r' of method 'he_in'; expected one of: none"),
         ("fixup:bias", r"expected options as 'name:key=value,…' in 'fixup:bias', got 'bias'"),
         ("fixup:scale=2,scale=3", r"expected each option once in 'fixup:scale=2,scale=3', got 'scale' twice"),
         ("fixup:bias=1", r"expected true or false for option 'bias' of method 'fixup', got '1'"),

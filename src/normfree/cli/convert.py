@@ -202,10 +202,15 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
     if method:
         generator = torch.Generator().manual_seed(seed)
         return _BeforeAndAfter(before, *convert(before, method, inputs, generator=generator), names)
-    after, changes = fold_batchnorm(before, inputs)
+    after, changes = fold_batchnorm(before.eval(), inputs)
+    if not changes.folded and not changes.kept:
+        raise ValueError(
+            f"expected a model with batch norms, but {model} has none, so there is nothing to fold; leave out "
+            "--fold-batchnorm to convert it by a method"
+        )
     args, kwargs = call_arguments(inputs)
     plan = replace(discover(after, *args, **kwargs), changes=changes)
-    return _BeforeAndAfter(before.eval(), after, plan, names)
+    return _BeforeAndAfter(before, after, plan, names)
 
 
 def _diagnoses(converted: _BeforeAndAfter, inputs: Any, seed: int, done: Callable[[int], None]) -> list[Diagnosis]:

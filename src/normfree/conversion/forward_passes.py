@@ -51,14 +51,15 @@ class ForwardPass:
     """A forward pass of a model, from which a backward pass may start.
 
     Attributes:
+        out: The model's output.
         outputs: The floating-point outputs, without their graph.
         returns_loss: Whether one of several outputs is a loss: a single number that depends on every parameter that
             any output depends on. Gradients then start at the loss alone, because it may not use all other outputs.
     """
 
-    def __init__(
-        self, passes: Passes, outputs: Sequence[Tensor], parameters: Mapping[str, Tensor], generator: torch.Generator
-    ) -> None:
+    def __init__(self, passes: Passes, out: Any, parameters: Mapping[str, Tensor], generator: torch.Generator) -> None:
+        self.out = out
+        outputs = floats_of(out)
         self.outputs = tuple(t.detach() for t in outputs)
         self._passes, self._parameters, self._generator = passes, parameters, generator
         self._starts = [t for t in outputs if t.requires_grad]
@@ -203,7 +204,7 @@ class Passes:
                     self.spent += 1
                     model.eval()
                     out = run_on_copy(model, self.small)
-                yield ForwardPass(self, floats_of(out), parameters | drawn, generator)
+                yield ForwardPass(self, out, parameters | drawn, generator)
 
     def zeros(self) -> list[str]:
         """The names of the trainable weights and scalars that are 0."""

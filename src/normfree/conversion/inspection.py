@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from normfree.errors import listed, quoted
+from normfree.graph.convertibility import recurrent_branches
 from normfree.graph.discovery import WeightlessBranch, plan_from_flow, unaccounted, weightless_branches
 from normfree.graph.experts import add_uncalled_experts, expert_groups
 from normfree.graph.flow import Flow, Node
@@ -65,7 +66,9 @@ class Inspection:
         unaccounted: The weights that the plan does not list.
         parameters: The number of parameters.
         weightless: The weightless branches, such as pooling.
-        norm_like: The modules of unknown classes that behave like a normalizer, each with its class.
+        recurrent: The recurrent layers whose output is added to their input, each with the module that adds it.
+        found_norms: The normalizers of unknown classes, found by what they do, each with its class.
+        norm_like: The modules of unknown classes that behave like a normalizer and stay, each with its class.
         squares: The modules that return a power of the signal to a layer, such as a squared ReLU.
         powers: The branches that grow as the third or a higher power of the stream, such as linear attention.
         experts: The groups of experts, of which the model chooses some by values.
@@ -93,13 +96,22 @@ class Inspection:
     rectified: Collection[str] = ()
     data_size: float = 0.0
     has_training_code: bool = False
+    recurrent: Mapping[str, str] = field(default_factory=dict)
+    found_norms: Mapping[str, str] = field(default_factory=dict)
     norm_like: Mapping[str, str] = field(default_factory=dict)
     standardized: Mapping[str, type[nn.Module] | None] = field(default_factory=dict)
 
     def with_probed(self, probed: ProbedModules) -> Inspection:
         """Add what a pass showed about the modules of other libraries."""
         unknown = {name: kind for name, kind in self.unknown_norms.items() if name not in probed.affine}
-        return replace(self, unknown_norms=unknown, norm_like=probed.norm_like, standardized=probed.standardized)
+        return replace(
+            self,
+            unknown_norms=unknown,
+            found_norms=probed.norms,
+            norm_like=probed.norm_like,
+            inline_norms=[home for home in self.inline_norms if home not in probed.norm_like],
+            standardized=probed.standardized,
+        )
 
     def obstacles(self, model: nn.Module) -> dict[str, str]:
         """The reasons why no method can convert the model, each with a remedy."""
@@ -163,8 +175,10 @@ class Inspection:
         if self.norm_like:
             notes.append(
                 f"left in place, though it behaves like a normalizer: {listed(self.norm_like, self.norm_like)}; to "
-                "have it removed, give its class the name of one, such as MyLayerNorm"
+                "have it removed, put a normalizer of torch.nn in its place"
             )
+        if self.found_norms:
+            notes.append(f"taken for normalizers by what they do: {listed(self.found_norms, self.found_norms)}")
         scales = dict.fromkeys(
             name for branch in self.plan.branches for name in branch.layer_scales if not keeps_layers
         )
@@ -178,7 +192,7 @@ class Inspection:
                     "clipping (clip_grad_agc_)"
                 )
         notes += filter(None, [self.data_scale_remedy()])
-        if not self.norms:
+        if not self.norms and not self.inline_norms and not self.norm_like:
             notes.append(
                 "no normalizer was found: none was removed, and any normalization in the model's own code remains"
             )
@@ -194,7 +208,13 @@ def outer_skip_notes(plan: ResidualPlan) -> list[str]:
     return []
 
 
-def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, heads: Collection[str]) -> Inspection:
+def inspect_model(
+    model: nn.Module,
+    example: Any,
+    plan: ResidualPlan | None,
+    heads: Collection[str],
+    found_norms: Collection[str] = (),
+) -> Inspection:
     """Record a model once, without values if its code does not read them; the model is left unchanged.
 
     Args:
@@ -202,11 +222,12 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         example: Its example.
         plan: Its plan. Default: the one that the flow shows.
         heads: The names of layers that are known to be output layers.
+        found_norms: The names of normalizers that only a pass shows, since their class does not.
 
     Raises:
         ValueError: If the model does not run on the example.
     """
-    norms = find_norms(model)
+    norms = find_norms(model) | {name: model.get_submodule(name) for name in found_norms}
     flow = record_evaluation(model, example, norms)
     training = record_training(model, example, norms) if plan is None else None
     flows = [flow, training] if training else [flow]
@@ -214,6 +235,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
     steps = [node for each in flows for node in each.nodes] if plan is None else []
     inline = dict.fromkeys(node.home for node in steps if _divides_by_own_scale(node))
+    recurrent = recurrent_branches(flow) if plan is None else {}
     plan = plan_from_flow(model, flow, heads) if plan is None else plan
     experts = expert_groups(model, plan) if flow.chooses_by_values() else []
     plan, uncalled = add_uncalled_experts(plan, flow, experts) if experts else (plan, [])
@@ -230,6 +252,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         unaccounted=unaccounted(model, plan),
         parameters=sum(p.numel() for p in model.parameters()),
         weightless=weightless_branches(flow, plan),
+        recurrent=recurrent,
         squares=_squares(model, flow),
         powers=_powers(flow, plan),
         experts=experts,

@@ -14,12 +14,26 @@ from normfree.conversion.changes import Added, Changes, Record, Removed, Rescale
 from normfree.conversion.forward_passes import FoundBy, MethodError, floats_of, model_failed_error
 from normfree.conversion.inspection import NO_SUMS, Inspection, inspect_model
 from normfree.conversion.other_methods import advise
-from normfree.conversion.replacement import channels_of, fixed_weights, frozen_layers, replace_layers_
+from normfree.conversion.output_priors import OutputPriors
+from normfree.conversion.replacement import (
+    channels_of,
+    fixed_weights,
+    frozen_layers,
+    frozen_norms,
+    frozen_part,
+    replace_layers_,
+)
 from normfree.conversion.rescaling import divide_shared_ends_, rescaling_
 from normfree.conversion.scalar_placement import ScalarPlacement
 from normfree.conversion.verification import Verification
 from normfree.errors import MOST_REASONS, grouped, listed, quoted
-from normfree.graph.convertibility import check_request, layers_not_reparametrizable, require_signal
+from normfree.graph.convertibility import (
+    check_request,
+    layers_not_reparametrizable,
+    recurrent_layers,
+    require_signal,
+    scales_by_sums,
+)
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import ModelSnapshot, restored_on_error
@@ -89,7 +103,8 @@ def convert_(
     1. Look: find the residual branches and the normalizers, and how the model uses them.
     2. Refuse: raise one error that lists every obstacle, before anything is changed.
     3. Replace: remove the normalizers, reparametrize weights, add scalars.
-    4. Initialize: write the weights by the method.
+    4. Initialize: write the weights by the method, and 0 into the biases. A bias of an output layer that was set on
+       purpose, such as the prior of a focal loss, stays.
     5. Check: run the converted model, and rescale the layers outside the branches on the way. Then compare it with the
        original: every parameter still has a gradient, outputs still differ between samples, outputs and first loss
        keep their scale.
@@ -126,7 +141,8 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
     """
     layers = {record.name: model.get_submodule(record.name) for record in changes.removed}
     standardized = {name: plain_base(layer) for name, layer in layers.items() if isinstance(layer, WEIGHT_LAYERS)}
-    inspection = replace(inspect_model(model, example, plan, ()), standardized=standardized)
+    norms = [name for name in layers if name not in standardized]
+    inspection = replace(inspect_model(model, example, plan, (), norms), standardized=standardized)
     verification = Verification(model, example, inspection)
     conversion = Conversion(model, get(changes.method), example, inspection, verification)
     conversion.placement.repeat(changes.added)
@@ -150,6 +166,10 @@ def _look(
             f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
             "pass an example that it accepts"
         ) from error
+    if probed.norms:  # look again, now that the normalizers of unknown classes are known
+        inspection = inspect_model(model, example, plan, heads, probed.norms)
+        verification = Verification(model, example, inspection, heads)
+        verification.run_original()
     return Conversion(model, method, example, inspection.with_probed(probed), verification)
 
 
@@ -236,8 +256,8 @@ class Conversion:
                     f"expected a model that was not converted yet, got one with scalars at {quoted(name)}; convert the "
                     "original, or write new weights by initialize_"
                 )
-        needs_sums = method.weight_kind == "plain" and not {"none", "dense"} & set(method.skips)
-        if not inspection.plan.branches and not self.keeps_layers and needs_sums:
+        needs_sums = method.weight_kind == "plain" and scales_by_sums(method)
+        if not inspection.plan.branches and needs_sums:
             raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
         obstacles = inspection.obstacles(model)
         refusal = ValueError if obstacles else MethodError  # obstacles of the inspection are the same for all methods
@@ -259,7 +279,8 @@ class Conversion:
         model, method, inspection = self.model, self.method, self.inspection
         if self.keeps_layers:
             unclear = [name for name in inspection.norms if channels_of(model.get_submodule(name)) is None]
-            return {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
+            frozen = frozen_part(model, inspection) if self.verification.original_ran else {}
+            return {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear} | frozen
         if not self.verification.original_ran:
             return self.placement.obstacles
         kind = f"a {method.weight_kind.replace('_', ' ')} layer"
@@ -269,7 +290,24 @@ class Conversion:
             if path.removesuffix(".weight") not in inspection.standardized
         }
         unsettable = frozen_layers(model, inspection.plan) | fixed_weights(model, inspection.plan)
-        return self.placement.obstacles | reparametrized | unsettable
+        return self._recurrences() | self._recurrent_branches() | self.placement.obstacles | reparametrized | unsettable
+
+    def _recurrences(self) -> dict[str, str]:
+        """The layers of recurrences, if the method scales branches by their number and place."""
+        found = recurrent_layers(self.inspection.plan) if scales_by_sums(self.method) else []
+        if not found:
+            return {}
+        names = listed(path.removesuffix(".weight") for path in found)
+        return {f"{names}: used at every step of a recurrence, whose sums are not residual blocks": ""}
+
+    def _recurrent_branches(self) -> dict[str, str]:
+        """The branches that end in a recurrent layer, which a method that draws weights cannot scale."""
+        return {
+            f"{quoted(name)}: a recurrent layer, whose output {quoted(home)} adds, so that its end cannot be scaled": (
+                "put a linear layer after it"
+            )
+            for name, home in self.inspection.recurrent.items()
+        }
 
     def _init_context(self, generator: torch.Generator | None) -> InitContext:
         """The context of the method's initializer."""
@@ -278,20 +316,27 @@ class Conversion:
 
     def _replace_(self, generator: torch.Generator | None) -> None:
         """Step 3: remove the normalizers, reparametrize weights, add scalars."""
+        if self.keeps_layers and (thawed := frozen_norms(self.model, self.inspection)):
+            self.notes.append(f"frozen until now, and trainable in its new form: {listed(thawed)}")
         self.records += replace_layers_(self.model, self.inspection, self.method, generator)
         self.records += self.placement.add_(self.model)
 
     @torch.no_grad()
     def _initialize_(self, generator: torch.Generator | None) -> None:
-        """Step 4: set biases to 0 and weights by the method; the scalars have their values already."""
+        """Step 4: set biases to 0, except priors of outputs, and weights by the method.
+
+        The scalars have their values already.
+        """
         if self.keeps_layers:
             return
         ctx = self._init_context(generator)
+        priors = OutputPriors(ctx.model, ctx.plan, self.inspection.flow)
         try:
             ctx.zero_biases_()
             if self.method.needs_example:
                 self.verification.passes.spent += 1
             self.method.initializer(ctx)
+            self.notes += priors.restore_()
             if shared := [] if self.starts_at_zero else divide_shared_ends_(ctx.model, ctx.plan):
                 self.records += shared
                 names = [record.name for record in shared]

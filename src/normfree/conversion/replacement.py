@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,11 +14,14 @@ from normfree.conversion.changes import Added, Record, Removed
 from normfree.conversion.inspection import Inspection, NormUse
 from normfree.conversion.rescaling import draw_tokens_, reset_layer_scales_, scale_embeddings_
 from normfree.errors import listed
+from normfree.graph.flow import reachable
 from normfree.methods import Method
 from normfree.nn.model_state import ModelSnapshot, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import FUSED, DynamicTanh
 from normfree.nn.weight_layers import WEIGHT_LAYERS, is_computed, reparametrize_, set_weight_
 from normfree.plan import Layer, ResidualPlan
+
+_UNFREEZE = "unfreeze them for the conversion, convert before freezing, or convert only the part that is trained"
 
 
 def replace_layers_(
@@ -117,10 +121,15 @@ def _channel_dim(norm: nn.Module, size: int, default: int, shape: Sequence[int] 
 def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | None) -> list[Removed]:
     """Remove every normalizer, or replace it with dynamic tanh of initial α = `tanh` if given.
 
+    Dynamic tanh is trainable, also in the place of a frozen normalizer between trained layers.
     Also sets `inplace=False` on every module: its input is now the residual stream.
     """
     norms = {name: model.get_submodule(name) for name in inspection.norms}
+    thawed = frozen_norms(model, inspection) if tanh is not None else []
     new = {name: _replacement(norm, inspection.norms[name], tanh=tanh) for name, norm in norms.items()}
+    for module in (part for name in thawed for part in new[name].modules()):
+        if isinstance(module, DynamicTanh):
+            module.requires_grad_(True)
     replace_modules_(model, {norm: new[name] for name, norm in norms.items()})
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
@@ -145,8 +154,39 @@ def frozen_layers(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
     frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     names = dict.fromkeys(layer.name for layer in plan.layers() if layer.path in frozen)
     reason = "frozen (requires_grad is False), so the weights that the method draws or sets to zero would never train"
-    remedy = "unfreeze them for the conversion, convert before freezing, or convert only the part that is trained"
-    return {f"{listed(names)}: {reason}": remedy} if names else {}
+    return {f"{listed(names)}: {reason}": _UNFREEZE} if names else {}
+
+
+def frozen_part(model: nn.Module, inspection: Inspection) -> dict[str, str]:
+    """The reason, with a remedy, why the normalizers of a frozen part cannot be replaced; empty if there are none."""
+    if not frozen_layers(model, inspection.plan) or not (names := frozen_norms(model, inspection)):
+        return {}
+    reason = (
+        "frozen (requires_grad is False) like layers around them, so what takes their place would never train, and "
+        "would spoil the trained features"
+    )
+    return {f"{listed(names)}: {reason}": _UNFREEZE}
+
+
+def frozen_norms(model: nn.Module, inspection: Inspection) -> list[str]:
+    """The frozen normalizers that trained parameters depend on, or that depend on them.
+
+    A normalizer without parameters is frozen if all parameters of the module that holds it are. A frozen copy of the
+    network that shares no path with trained parameters, as the target of BYOL, is left out.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    trained = {name for name, p in parameters.items() if p.requires_grad}
+    frozen = {}
+    for name in inspection.norms:
+        own = list(model.get_submodule(name).parameters())
+        held = own or list(model.get_submodule(name.rpartition(".")[0]).parameters())
+        if held and not any(p.requires_grad for p in held):
+            frozen[name] = [n for n in inspection.flow.nodes if name in (n.name, n.home)]
+    if not frozen or not trained:
+        return []
+    users = [n for n in inspection.flow.nodes if any(f"{w.module}.{w.parameter}" in trained for w in n.weights)]
+    near = reachable(users, attrgetter("users")) | reachable(users, attrgetter("inputs"))
+    return [name for name, nodes in frozen.items() if not near.isdisjoint(nodes)]
 
 
 def fixed_weights(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
@@ -197,7 +237,7 @@ def _replacement(norm: nn.Module, use: NormUse, *, tanh: float | None) -> nn.Mod
         held = [t for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()]
         parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(held[0] if held else torch.empty(0)))
         learned = [p.requires_grad for p in norm.parameters()]
-        parts[0].requires_grad_(any(learned) or not learned)  # a frozen normalizer becomes a frozen one
+        parts[0].requires_grad_(any(learned) or not learned)  # in a frozen copy of a network, it stays frozen
     elif use.tensor_read:
         parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
     elif use.overwritten:

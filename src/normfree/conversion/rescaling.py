@@ -19,6 +19,7 @@ from normfree.conversion.changes import Added, Record, Rescaled
 from normfree.conversion.forward_passes import root_mean_square
 from normfree.conversion.inspection import Inspection
 from normfree.errors import listed
+from normfree.graph.convertibility import recurrent_layers
 from normfree.graph.discovery import WeightlessBranch
 from normfree.graph.experts import same_in_others
 from normfree.graph.flow import Flow
@@ -215,6 +216,7 @@ def rescaling_(
     """Scale weightless branches, and with `layers` the layers outside the branches, while the model runs inside.
 
     Each layer outside the branches is scaled to unit variance, and so is each layer of a branch that merges signals.
+    A layer of a recurrence is not: it reads another signal at each step, and at the first step hardly any.
     Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal at each
     gate and each activation other than ReLU. The first layer and the classifier are not rescaled.
 
@@ -263,7 +265,8 @@ def rescaling_(
     inside = [layer for branch in plan.branches for layer in branch.layers]
     merging = [layer for branch in plan.branches if branch.merges_signals for layer in branch.layers]
     candidates = (*plan.stem[1:], *plan.body, *merging) if layers else ()
-    outside = [layer for layer in candidates if not layer.tied and not layer.gate]
+    steps = recurrent_layers(plan)
+    outside = [layer for layer in candidates if not layer.tied and not layer.gate and layer.path not in steps]
     own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
     found.skipped = [layer.path for layer in outside if layer not in own]
     gates = [layer for layer in (*plan.stem, *plan.body, *inside) if layers and layer.gate]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,35 +19,29 @@ from normfree.conversion.forward_passes import (
     root_mean_square,
 )
 from normfree.conversion.inspection import Inspection, outer_skip_notes
+from normfree.conversion.output_comparison import (
+    ALIKE,
+    LARGE,
+    LARGE_NOTED,
+    SMALL_NOTED,
+    SMALLEST,
+    OutputComparison,
+    compare_start,
+    differs_less,
+    is_extreme,
+    note_constant_start,
+    output_names,
+    spread,
+    uniform_loss,
+)
 from normfree.graph.experts import same_in_others
 from normfree.methods import Method
 from normfree.nn.model_state import ModelSnapshot
 from normfree.plan import ResidualPlan
 from normfree.report.tables import compact
 
-# Outputs k times as large as the targets have a squared error of k² + 1, where an output of 0 has 1.
-_LARGE_NOTED, _LARGE = 3.0, 10.0
-_WORSE_NOTED = 1.5  # times the squared error of the original, with targets of unit variance
-# Gradients shrink with the output. A usual gradient of 1e-3, times 1e-5, is as small as Adam's ε: nothing learns.
-_SMALL_NOTED, _SMALLEST = 1e-3, 1e-5
-_ALIKE = 1e-3  # samples that differ by less than this part of their difference in the original count as the same
 _FEW_CLASSES = 2.0  # a softmax over two classes is frozen at about this loss above the guess, not at twice log C
 _ZEROS = 3  # a step moves a weight by about 1e-3, so after three zeros a gradient is about 1e-9 of a usual one
-
-
-@dataclass
-class _Comparison:
-    """The result of a comparison.
-
-    Attributes:
-        reasons: The reasons to refuse the model.
-        notes: Notes on what needs care.
-        found_by: How the reasons were found.
-    """
-
-    reasons: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    found_by: FoundBy = "forward"
 
 
 class Verification:
@@ -64,6 +57,8 @@ class Verification:
         self.original_ran = False
         self._model, self._example, self._inspection, self._heads = model, example, inspection, heads
         self._outputs: tuple[Tensor, ...] = ()
+        self._names: list[str] = []  # of the outputs
+        self._zero_heads = False  # output layers that start at 0 learn in the first step
         self._learning: list[str] | None = None
         self._returns_loss = False
         self._learned: dict[str, bool] | None = None  # known once it is needed
@@ -80,7 +75,7 @@ class Verification:
     def _run_original(self) -> None:
         with self.passes.forward(self._inspection.norms) as run:
             self._outputs, self._learning = run.outputs, run.reached()
-            self._returns_loss = run.returns_loss
+            self._returns_loss, self._names = run.returns_loss, output_names(run.out)
         self.original_ran = True
 
     def compare(
@@ -119,6 +114,7 @@ class Verification:
         plan, growth = self._inspection.plan, expected_growth(self._inspection.plan, values)
         norm_free = method.kind == "norm-free"
         goes_on = attempt != "forward"
+        self._zero_heads = not self.passes.heads.isdisjoint(self.passes.zeros())
         with self.passes.forward(graph=goes_on) as run:
             found = self._compare_outputs(run.outputs, out, growth, locate=False)
             goes_on = goes_on and not (found.reasons and norm_free)
@@ -130,7 +126,8 @@ class Verification:
         if not found.reasons or not norm_free:
             return [*found.notes, *found.reasons]
         self.require_usable()
-        heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not self._heads else ""
+        unnamed = len(plan.classifier) > 1 and not self._heads and method.norm is None  # dyt has no use for heads
+        heads = "; name the output layers by heads=" if unnamed else ""
         skips = outer_skip_notes(plan)
         text = (
             f"{type(self._model).__name__} cannot be converted by '{method.name}': "
@@ -156,15 +153,17 @@ class Verification:
                 "judged; pass a batch of the data, or torch.randn"
             )
 
-    def _compare_outputs(self, after: tuple[Tensor, ...], out: Any, growth: float, *, locate: bool) -> _Comparison:
-        found = _Comparison()
-        pairs = [(i, a, b) for i, (a, b) in enumerate(zip(self._outputs, after, strict=False))]
-        same = [pair for pair in pairs if pair[1].shape == pair[2].shape]
+    def _compare_outputs(self, after: tuple[Tensor, ...], out: Any, growth: float, *, locate: bool) -> OutputComparison:
+        found = OutputComparison()
+        pairs = zip(self._names, self._outputs, after, strict=False)
+        same = [(i, *pair) for i, pair in enumerate(pairs) if pair[1].shape == pair[2].shape]
         starts = floats_of(after if out is None else out)
-        self._compare_scales(same, growth, found, locate=locate)
-        for i, old, _ in same:
+        self._compare_scales([pair[1:] for pair in same], growth, found, locate=locate)
+        for i, name, old, _ in same:
             if i < len(starts):
-                _compare_start(i, old, starts[i], growth, found)
+                compare_start(name, old, starts[i], growth, found)
+                if not self._zero_heads:
+                    note_constant_start(name, old, starts[i], found)
         self._compare_first_loss(starts, growth, found)
         if holds_one_value(self._example):
             found.notes.append(
@@ -173,7 +172,7 @@ class Verification:
         return found
 
     def _compare_scales(
-        self, pairs: Sequence[tuple[int, Tensor, Tensor]], growth: float, found: _Comparison, *, locate: bool
+        self, pairs: Sequence[tuple[str, Tensor, Tensor]], growth: float, found: OutputComparison, *, locate: bool
     ) -> None:
         """Compare outputs by their root mean squares, and by how much they differ between samples.
 
@@ -186,31 +185,31 @@ class Verification:
         def place(wrong: Callable[[Tensor], bool]) -> str:
             return f"from {self.passes.first_module(wrong)} on" if locate else "in an attempt"
 
-        for i, old, new in pairs:
+        for name, old, new in pairs:
             was, now = root_mean_square(old), root_mean_square(new)
             large, small = now / max(was, 1.0), now / min(was or 1.0, 1.0)
-            if old.numel() < 2 or not was or (large <= _LARGE_NOTED and small >= _SMALL_NOTED):
+            if old.numel() < 2 or not was or (large <= LARGE_NOTED and small >= SMALL_NOTED):
                 continue
-            text = f"output {i} is {compact(now / was)} times as large as the original's"
-            if not (large < _LARGE * growth**0.5 and small > _SMALLEST):
-                found.reasons.append(f"{text}, {place(partial(_is_extreme, large > 1))}")
-            elif large > _LARGE_NOTED:
+            text = f"output {name} is {compact(now / was)} times as large as the original's"
+            if not (large < LARGE * growth**0.5 and small > SMALLEST):
+                found.reasons.append(f"{text}, {place(partial(is_extreme, large > 1))}")
+            elif large > LARGE_NOTED:
                 found.notes.append(
                     f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed"
                 )
             else:
                 found.notes.append(f"{text}; plain SGD may learn slowly at first")
-        for i, old, new in pairs:
+        for name, old, new in pairs:
             if old.dim() and old.shape[0] > 1 and new.any():
-                was, now = _spread(old), _spread(new)
-                if was > _ALIKE and now < _ALIKE * was:
-                    where = place(partial(_differs_less, _ALIKE * was))
+                was, now = spread(old), spread(new)
+                if was > ALIKE and now < ALIKE * was:
+                    where = place(partial(differs_less, ALIKE * was))
                     found.reasons.append(
-                        f"output {i} is the same for all samples, {where} (they differ by {compact(now)} of its "
+                        f"output {name} is the same for all samples, {where} (they differ by {compact(now)} of its "
                         f"size, in the original by {compact(was)})"
                     )
 
-    def _compare_first_loss(self, outputs: Sequence[Tensor], growth: float, found: _Comparison) -> None:
+    def _compare_first_loss(self, outputs: Sequence[Tensor], growth: float, found: OutputComparison) -> None:
         """Compare the cross-entropy of random classes with that of a uniform guess, log C.
 
         Normal scores of variance σ² have the loss log C + σ²/2. At 2·log C a softmax freezes: it gives nearly all
@@ -230,9 +229,9 @@ class Verification:
                     continue
                 if not self._heads and not self._inspection.flow.returns_only_scores(self.passes.heads, scores.shape):
                     continue
-                loss, guess = _uniform_loss(scores, axis), math.log(classes)
+                loss, guess = uniform_loss(scores, axis), math.log(classes)
                 same = i < len(self._outputs) and self._outputs[i].shape[axis] == classes
-                old = _uniform_loss(self._outputs[i], axis) if same else guess
+                old = uniform_loss(self._outputs[i], axis) if same else guess
                 frozen = max(guess, _FEW_CLASSES)
                 grown = min(growth / 6, (2 * guess * growth / 3) ** 0.5)
                 above = loss - guess - 3 * max(old - guess, 0.0)
@@ -249,7 +248,7 @@ class Verification:
     def _compare_learning(
         self,
         after: Mapping[str, bool] | None,
-        found: _Comparison,
+        found: OutputComparison,
         original: ModelSnapshot,
     ) -> None:
         """Check that every parameter that learns in the original learns.
@@ -305,7 +304,7 @@ class Verification:
         if sound:
             found.found_by = "zeros" if zeros else "backward"
 
-    def _stuck_zeros(self, learning: Mapping[str, bool], found: _Comparison) -> list[str]:
+    def _stuck_zeros(self, learning: Mapping[str, bool], found: OutputComparison) -> list[str]:
         """The parameters that start at 0 and stay 0, because others that multiply them are 0 as well.
 
         A zero that is multiplied by another zero starts to learn one step later, and its gradient is smaller by the
@@ -349,52 +348,11 @@ def expected_growth(plan: ResidualPlan, values: Sequence[Mapping[str, float]]) -
 
     `values` are the method's scalars at each branch. A β of 1 counts as 0, because such a method makes the branch
     small by its initial weights. An outer skip, x + blocks(x), counts as 4, because it doubles the signal. The limit is
-    `_LARGE`² = 100: an output may be `_LARGE` · √growth times as large as the original's, so at most 100 times.
+    `LARGE`² = 100: an output may be `LARGE` · √growth times as large as the original's, so at most 100 times.
     """
     growth = 1.0
     for branch, present in zip(plan.branches, values, strict=True):
         scalars = {"c": 1.0, "a": 1.0, "beta": 1.0, **present}
         beta = scalars["beta"] if scalars["beta"] != 1.0 else 0.0
         growth *= scalars["c"] ** 2 * (scalars["a"] ** 2 + beta**2) if branch.layers else 4.0
-    return min(max(growth, 1.0), _LARGE**2)
-
-
-def _compare_start(i: int, old: Tensor, start: Tensor, growth: float, found: _Comparison) -> None:
-    """Compare the squared error of an output at the start, or its value if that is one number, as a loss is."""
-    was, now = root_mean_square(old), root_mean_square(start)
-    if old.numel() > 1:
-        noted = any(note.startswith(f"output {i} is") for note in found.notes)
-        if was and not noted and now**2 + 1 > _WORSE_NOTED * (was**2 + 1):
-            found.notes.append(
-                f"output {i} is {compact(now / was)} times as large as the original's, so that a squared error starts "
-                "higher; a smaller learning rate at the start may be needed"
-            )
-    elif start.numel() == 1:
-        value, before = start.item(), old.item()
-        excess = (value - before) / max(abs(before), 1.0)
-        text = f"output {i}, a single number, is {compact(value)}, in the original {compact(before)}"
-        if excess > _LARGE**2 * growth:
-            found.reasons.append(text)
-        elif excess > _WORSE_NOTED - 1:
-            found.notes.append(f"{text}; if it is a loss, a smaller learning rate at the start may be needed")
-
-
-def _spread(tensor: Tensor) -> float:
-    """The standard deviation between samples, as a part of the root mean square."""
-    tensor = tensor.double()
-    return root_mean_square(tensor - tensor.mean(0)) / (root_mean_square(tensor) or 1.0)
-
-
-def _differs_less(limit: float, tensor: Tensor) -> bool:
-    return _spread(tensor) < limit
-
-
-def _is_extreme(large: bool, tensor: Tensor) -> bool:
-    """Whether a tensor is large, or else small; NaN is both."""
-    return not root_mean_square(tensor) < _LARGE if large else not root_mean_square(tensor) > _SMALL_NOTED
-
-
-def _uniform_loss(scores: Tensor, axis: int) -> float:
-    """The mean cross-entropy of scores over targets that are uniform over the classes."""
-    scores = scores.double()
-    return float((scores.logsumexp(axis) - scores.mean(axis)).mean())
+    return min(max(growth, 1.0), LARGE**2)

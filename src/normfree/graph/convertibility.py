@@ -48,7 +48,10 @@ def check_request(
     given = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
     for tensor in given:
         if not tensor.is_meta and tensor.is_floating_point() and tensor.isnan().any():
-            raise ValueError(f"expected an example without NaN, got NaN in its tensor of shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"expected an example without NaN, got NaN in its tensor of shape {tuple(tensor.shape)}; pass a "
+                "batch of finite data"
+            )
     if given and not given[0].numel():
         raise ValueError(
             f"expected an example of at least one sample, got the shape {tuple(given[0].shape)}; pass a batch of data"
@@ -114,8 +117,7 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
 
     Raises:
         ValueError: If the plan is empty over a model with weights, if the output does not depend on the input, if a
-            branch is added by a function that is not followed or ends in a recurrent layer, or if a head is not a
-            layer of the plan.
+            branch is added by a function that is not followed, or if a head is not a layer of the plan.
     """
     kind = type(model).__name__
     known = list(dict.fromkeys(layer.name for layer in (*plan.classifier, *plan.layers())))
@@ -127,11 +129,6 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
             raise ValueError(
                 f"expected sums by + and -, but '{node.home or kind}' adds a branch by {node.function}, which is not "
                 "followed; write x + f(x) there"
-            )
-        if _adds_recurrence(node):
-            raise ValueError(
-                f"expected branches that end in a convolution or linear layer, but '{node.home or kind}' adds the "
-                "output of a recurrent layer, which cannot be scaled; put a linear layer after it"
             )
     has_weights = any(p.dim() >= 2 for p in model.parameters())
     if has_weights and (flow.output_is_lost or not any(True for _ in plan.layers())):
@@ -162,15 +159,22 @@ def _adds_by_unsupported_function(node: Node) -> bool:
     return ancestor is not None and layers[0] != layers[1]
 
 
-def _adds_recurrence(node: Node) -> bool:
-    """Whether a node adds the output of a recurrent layer, which no method can scale, to the layer's input."""
-    for operand in node.inputs if node.kind == "sum" else ():
-        last = operand
-        while last.kind in ("scaling", "other") and last.function not in RECURRENT_FUNCTIONS and len(last.inputs) == 1:
-            last = last.inputs[0]
-        if last.function in RECURRENT_FUNCTIONS:
-            return latest_common_ancestor(node, {})[0] is not None
-    return False
+def recurrent_branches(flow: Flow) -> dict[str, str]:
+    """The recurrent layers whose output is added to their input, each with the module that adds it.
+
+    No method can scale such a branch.
+    """
+    found: dict[str, str] = {}
+    for node in flow.nodes:
+        for operand in node.inputs if node.kind == "sum" else ():
+            last = operand
+            while (
+                last.kind in ("scaling", "other") and last.function not in RECURRENT_FUNCTIONS and len(last.inputs) == 1
+            ):
+                last = last.inputs[0]
+            if last.function in RECURRENT_FUNCTIONS and latest_common_ancestor(node, {})[0] is not None:
+                found.setdefault(last.name if last.is_module else last.home, node.home)
+    return found
 
 
 def layers_not_reparametrizable(
@@ -217,12 +221,38 @@ def _is_single_weight(module: nn.Module, layer: Layer) -> bool:
     return bool(weight.numel() == weight.shape[1 if layer.transposed else 0])
 
 
+def scales_by_sums(method: Method) -> bool:
+    """Whether a method is made for residual sums only, so that its scales depend on their number and place."""
+    return method.norm is None and not {"none", "dense"} & set(method.skips)
+
+
+def recurrent_layers(plan: ResidualPlan) -> list[str]:
+    """The weights that a recurrence written by hand uses at every step, by name.
+
+    Each step adds something to what it makes of the step before. So the layer is part of a branch, and also of that
+    branch's shortcut or of a branch around it. It cannot start at 0 as one and at unit variance as the other, and the
+    number of steps is no depth.
+    """
+    branches = {branch.name: branch for branch in plan.branches}
+    found: dict[str, None] = {}
+    for branch in plan.branches:
+        around = {layer.path for layer in branch.shortcut_layers}
+        outer = branches.get(branch.outer_branch or "")
+        while outer is not None:
+            around |= {layer.path for layer in (*outer.layers, *outer.shortcut_layers)}
+            outer = branches.get(outer.outer_branch or "")
+        found |= dict.fromkeys(layer.path for layer in branch.layers if layer.path in around)
+    return list(found)
+
+
 def supports_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
     """Whether an existing model is certain to be convertible with a method, judged without converting it.
 
     Returns False for a method that scales whole sums, because it needs a module around every sum, and, on a model with
     attention, for a method that is not made for attention.
     """
+    if scales_by_sums(method) and recurrent_layers(plan):
+        return False
     skip = "sequence" if any(map(_multiplies, plan.branches)) else "residual"
     scales_sums = not method.rule.c == method.rule.a == ONE  # only a module that returns the sum can do that
     if skip not in method.skips or scales_sums or _cannot_convert_by(method) is not None:

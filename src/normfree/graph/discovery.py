@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from normfree.arguments import check_arguments, model_inside
-from normfree.graph.flow import Flow, Node
+from normfree.graph.flow import Flow, Node, reachable
+from normfree.graph.non_residual_sums import NonResidualSums
 from normfree.graph.observer import RECTIFIERS, REDUCTIONS, SPLITS, SUBTRACTIONS, VIEWS
 from normfree.graph.recorder import record
 from normfree.graph.residual_sums import (
-    NonResidualSums,
     ResidualSum,
     between,
     latest_common_ancestor,
-    reachable,
     residual_sums,
     unbounded_inputs,
 )
@@ -43,9 +42,9 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     """Find the residual branches of any model.
 
     A sum is residual if both operands depend on a common ancestor; the latest one is the start of the branch. Its
-    shortcut is classed as identity, subsample, projection or parallel. A stage ends where the resolution or width of
-    the sums changes, or where a new stream begins. The model is left as it was. Nothing is computed unless the model
-    looks at values: shapes come from meta tensors.
+    shortcut is classed as identity, subsample, upsample, projection or parallel. A stage ends where the resolution or
+    width of the sums changes, or where a new stream begins. The model is left as it was. Nothing is computed unless the
+    model looks at values: shapes come from meta tensors.
 
     Args:
         model: Any model. A compiled one is run as plain Python; the names are those of the model in it.
@@ -82,7 +81,7 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     names = _names(sums)
     outer, levels = _nesting(sums)
     branches = tuple(
-        _branch(name, position, s, layers, names[outer[i]] if i in outer else None, merges_signals=levels[i] > _LEVELS)
+        _branch(name, position, s, layers, names[outer[i]] if i in outer else None, level=levels[i])
         for i, (name, position, s) in enumerate(zip(names, placed, sums, strict=True))
     )
     inside = {node for s in sums for node in (*s.branch, *s.shortcut)}
@@ -260,7 +259,7 @@ def _modulates(layer: Node) -> bool:
 
 
 def _branch(
-    name: str, position: Position, s: ResidualSum, layers: Layers, outer_branch: str | None, *, merges_signals: bool
+    name: str, position: Position, s: ResidualSum, layers: Layers, outer_branch: str | None, *, level: int
 ) -> Branch:
     own = layers(s.branch, s.gates, s.covered)
     return Branch(
@@ -277,7 +276,7 @@ def _branch(
         last_layers=layers([n for n in s.branch if n in s.last_layers], s.gates, s.covered),
         outer_branch=outer_branch,
         layer_scales=s.layer_scales,
-        merges_signals=merges_signals,
+        merges_signals=level > _LEVELS or s.read_elsewhere,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -222,6 +222,17 @@ class Flow:
         self._latest.clear()
         self._alive.clear()
         self.weights.release_tensors()
+
+
+def reachable(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """The nodes that can be reached from some nodes, these included."""
+    found = set(starts)
+    waiting = list(found)
+    while waiting:
+        new = set(neighbours(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _depends_on(norm: Node, signal: Node) -> bool:

@@ -12,12 +12,12 @@ output) 4, a gated feed-forward 3.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain
 from math import prod
 
-from normfree.graph.flow import Node
+from normfree.graph.flow import Node, reachable
+from normfree.graph.non_residual_sums import NonResidualSums
 from normfree.graph.observer import ATTENTION, MATRIX_PRODUCTS, NONLINEAR
 from normfree.plan import ShortcutKind
 
@@ -39,6 +39,7 @@ class ResidualSum:
         covered: The last layers with an activation, or a division by their own norm, between them and the sum.
         gates: The layers of the branch that reach the sum only as bounded factors.
         layer_scales: The names of the parameters that multiply the branch's output.
+        read_elsewhere: Whether the branch's output is also used outside of the sum, as a level of a feature pyramid is.
     """
 
     node: Node
@@ -53,6 +54,7 @@ class ResidualSum:
     covered: frozenset[Node]
     gates: frozenset[Node]
     layer_scales: tuple[str, ...]
+    read_elsewhere: bool
 
 
 def residual_sums(flow: Sequence[Node], excluded: NonResidualSums, heads: Collection[Node] = ()) -> list[ResidualSum]:
@@ -104,7 +106,8 @@ def _residual_sum(
     elif layers[shortcut]:
         kind = "projection"
     else:
-        kind = "identity" if all(n.kind == "scaling" for n in straight) else "subsample"
+        straightened = all(n.kind == "scaling" for n in straight)
+        kind = "identity" if straightened else "upsample" if any(map(_enlarges, straight)) else "subsample"
     own, inside = set(branch), set(side)
     gates = own - _walk_back(end, inside)
     if own and own == gates:
@@ -126,18 +129,9 @@ def _residual_sum(
         gates=frozenset(gates),
         # In x + a · (f(x) - x), a multiplies the shortcut, too; the branch of that sum has no layers of its own.
         layer_scales=tuple(dict.fromkeys(n.scale for n in sorted(after, key=lambda n: n.index) if n.scale and own)),
+        read_elsewhere=bool(ends)
+        and excluded.are_read_outside(_made_from(end, inside, ends.keys()), between(ancestor, node)),
     )
-
-
-def reachable(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """The nodes that can be reached from some nodes, these included."""
-    found = set(starts)
-    waiting = list(found)
-    while waiting:
-        new = set(neighbours(waiting.pop())) - found
-        found |= new
-        waiting += new
-    return found
 
 
 def between(start: Node, end: Node) -> set[Node]:
@@ -214,6 +208,20 @@ def _last_layers(end: Node, ancestor: Node, side: Sequence[Node], own: set[Node]
 def _walk_back(end: Node, side: set[Node], stops: Set[Node] = frozenset()) -> set[Node]:
     """The nodes of `side` that `end` depends on other than through bounded factors, up to the first of `stops`."""
     return reachable(side & {end}, lambda n: () if n in stops else side.intersection(unbounded_inputs(n)))
+
+
+def _made_from(end: Node, inside: set[Node], layers: Collection[Node]) -> list[Node]:
+    """The nodes from the last layers of a branch to its end, in order, that depend on these layers."""
+    made: set[Node] = set()
+    for node in sorted(_walk_back(end, inside), key=lambda n: n.index):
+        if node in layers or not made.isdisjoint(node.inputs):
+            made.add(node)
+    return sorted(made, key=lambda n: n.index)
+
+
+def _enlarges(node: Node) -> bool:
+    """Whether a step returns an image or a sequence of channels with more positions than its input has."""
+    return bool(node.inputs) and prod(node.shape[2:]) > prod(node.inputs[0].shape[2:])
 
 
 def _keeps_size(node: Node) -> bool:
@@ -293,108 +301,3 @@ def _is_reduced(node: Node) -> bool:
         return any(map(_is_reduced, reversed(node.inputs)))
     passes = node.kind in ("scaling", "other") and len(node.inputs) == 1
     return passes and (node.reduces_features or (node.inputs[0].shape == node.shape and _is_reduced(node.inputs[0])))
-
-
-class NonResidualSums:
-    """The sums that are not residual, though their operands have a common ancestor.
-
-    - A sum that leads to single numbers only, as in `((prediction - x) ** 2).mean()`, is part of a loss.
-    - Sums of parallel layers, conv3x3(x) + conv1x1(x) + x as in re-parametrizable blocks, form one layer.
-    - A sum of heads, (h1(z) + h2(z)) / 2, adds outputs of the network; `adds_heads` recognizes it.
-
-    Attributes:
-        shares: For each of several parallel layers, the number of paths that are added to one another.
-    """
-
-    def __init__(self, flow: Sequence[Node], outputs: Set[Node]) -> None:
-        self.shares: dict[Node, int] = {}
-        self._members: set[Node] = set()
-        self._outputs = outputs
-        self._before_layers = _before(flow)
-        several = {n for n in flow if n.shape not in ((), (1,)) and (n in outputs or not n.users)}
-        used = _before(flow, several)
-        seen: set[Node] = set()
-        for node in reversed(flow):
-            if node.kind == "sum" and node not in used:
-                self._members.add(node)
-            elif node.kind == "sum" and node not in seen:
-                sums, leaves = _leaves(node)
-                seen.update(sums)
-                self._note_parallel_layers(sums, leaves)
-
-    def __contains__(self, node: Node) -> bool:
-        """Whether a sum is part of a loss or of a group of parallel layers."""
-        return node in self._members
-
-    def precedes_a_layer(self, node: Node) -> bool:
-        """Whether a weight layer depends on a node."""
-        return node in self._before_layers
-
-    def adds_heads(self, node: Node, ancestor: Node, layers: Sequence[Sequence[Node]]) -> bool:
-        """Whether a sum whose operands both have layers adds the outputs of heads.
-
-        True if the sum has at most half of its ancestor's channels and as many as an output; or if no weight layer
-        follows it and it has at most half of its ancestor's channels, or as many layers on one side as on the other. A
-        projection shortcut of the last block has fewer layers than its branch, and does not reduce the channels.
-        """
-        scores = 2 * _channels(node) <= _channels(ancestor)
-        if scores and any(_channels(node) == _channels(output) for output in self._outputs):
-            return True
-        return not self.precedes_a_layer(node) and (scores or len(layers[0]) == len(layers[1]))
-
-    def _note_parallel_layers(self, sums: Sequence[Node], leaves: Sequence[Node]) -> None:
-        """Note the layers of a tree of sums if each leaf is at most one layer on one common signal.
-
-        A path without a layer is one of them only if the layers read the signal itself: x + W norm(x) + V norm(x) adds
-        two branches to the stream x.
-        """
-        paths = [list(_straight_back(leaf)) for leaf in leaves]
-        common = set(paths[0]).intersection(*paths[1:])
-        start = next((n for n in paths[0] if n in common), None)
-        if start is None:
-            return
-        paths = [path[: path.index(start)] for path in paths]
-        layers = [[n for n in path if n.kind == "weight"] for path in paths]
-        bare = any(not found for found in layers)
-        read = [path[path.index(own[0]) + 1 :] for path, own in zip(paths, layers, strict=True) if own]
-        direct = all(n.kind == "scaling" for n in chain(*read))
-        if max(map(len, layers)) == 1 and sum(map(len, layers)) > 1 and (direct or not bare):
-            self._members.update(sums)
-            self.shares.update(dict.fromkeys(chain(*layers), len(leaves)))
-
-
-def _leaves(top: Node) -> tuple[list[Node], list[Node]]:
-    """The sums of a tree of sums, in which each but the top one is read by the next only, and its operands."""
-    sums: list[Node] = []
-    leaves: list[Node] = []
-    stack = [top]
-    while stack:
-        node = stack.pop()
-        sums.append(node)
-        for operand in node.inputs:
-            inner = operand
-            while inner.kind == "scaling" and len(inner.inputs) == len(inner.users) == 1:
-                inner = inner.inputs[0]
-            (stack if inner.kind == "sum" and len(inner.users) == 1 else leaves).append(inner)
-    return sums, leaves
-
-
-def _straight_back(node: Node) -> Iterator[Node]:
-    """The nodes before a node, itself first, as long as each reads one signal and is neither activation nor input."""
-    yield node
-    while len(node.inputs) == 1 and node.kind not in ("activation", "sum", "gate"):
-        node = node.inputs[0]
-        yield node
-
-
-def _before(flow: Sequence[Node], results: Set[Node] = frozenset()) -> set[Node]:
-    """The nodes that a weight layer or one of these results depends on, and the results."""
-    found: set[Node] = set()
-    for node in reversed(flow):
-        if node in results or any(user.kind == "weight" or user in found for user in node.users):
-            found.add(node)
-    return found
-
-
-def _channels(node: Node) -> int:
-    return node.shape[1] if len(node.shape) == 4 else node.shape[-1] if node.shape else 1

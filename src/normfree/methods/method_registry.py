@@ -118,7 +118,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, object]]:
         if not equals:
             raise ValueError(f"expected options as 'name:key=value,…' in '{spec}', got '{pair}'")
         if key not in defaults:
-            raise unknown_name(f"option of method '{name}'", key, defaults)
+            raise unknown_name("option", key, defaults, where=f" of method '{name}'")
         if key in given:
             raise ValueError(f"expected each option once in '{spec}', got '{key}' twice")
         given[key] = _convert(f"option '{key}' of method '{name}'", value, defaults[key])

@@ -221,6 +221,11 @@ def is_norm(module: nn.Module) -> bool:
     return inside <= set(FUSED) and all(p.dim() <= 1 for p in module.parameters(recurse=False))
 
 
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module is a batch norm, also one with fixed statistics, which torchvision, timm and others have."""
+    return isinstance(module, _BatchNorm) or "FrozenBatchNorm" in type(module).__name__
+
+
 def find_norms(model: nn.Module) -> dict[str, nn.Module]:
     """The normalizers of a model by name, a shared one under its first name."""
     return {name: module for name, module in model.named_modules() if is_norm(module)}
@@ -246,12 +251,15 @@ class ProbedModules:
     """What the modules of other libraries do, as a pass through their model shows; by name.
 
     Attributes:
-        norm_like: The modules that behave like a normalizer, each with its class.
+        norms: The modules that are normalizers by what they do, each with its class.
+        norm_like: The modules that behave like a normalizer but cannot be removed safely, each with its class: they
+            return signs, or vectors of unit length without a weight, as cosine similarities need them.
         affine: The modules that are named like a normalizer but only scale and shift, such as MobileBERT's `NoNorm`.
         standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
             extends, or None if that class returns another shape.
     """
 
+    norms: dict[str, str] = field(default_factory=dict)
     norm_like: dict[str, str] = field(default_factory=dict)
     affine: set[str] = field(default_factory=set)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
@@ -291,8 +299,12 @@ def probing(model: nn.Module) -> Iterator[ProbedModules]:
         return
     with preserve_model_state(model, attributes=True), torch.no_grad():
         model.eval()
-        found.norm_like = {n: type(foreign[n]).__name__ for n, x in inputs.items() if _normalizes(foreign[n], x)}
-        named = inputs.keys() & unknown_norms(model).keys() - found.norm_like.keys()
+        unknown = unknown_norms(model)
+        for name, x in inputs.items():
+            if _normalizes(foreign[name], x):
+                to = found.norms if name not in unknown and _is_removable(foreign[name], x) else found.norm_like
+                to[name] = type(foreign[name]).__name__
+        named = inputs.keys() & unknown.keys() - found.norm_like.keys()
         found.affine = {name for name in named if _scales_and_shifts(foreign[name], inputs[name])}
         kinds = {type(foreign[name]) for name, xy in layers.items() if _ignores_scale(foreign[name], *xy)}
         for name, (x, out) in layers.items():
@@ -327,6 +339,15 @@ def _normalizes(module: nn.Module, x: Tensor) -> bool:
         return False
     near = 0.02 * out.std(unbiased=False)
     return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
+
+
+def _is_removable(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module that normalizes has a weight per channel or returns unit variance, and follows small changes."""
+    module.train()
+    out = module(x)
+    moved = module(x + 0.01 * x.std(unbiased=False) * x.roll(1, -1).sign())
+    weighted = any(p.numel() > 1 for p in module.parameters())
+    return bool((moved != out).double().mean() > 0.5) and (weighted or 0.5 < float(out.square().mean().sqrt()) < 2)
 
 
 def _scales_and_shifts(module: nn.Module, x: Tensor) -> bool:

@@ -36,9 +36,9 @@ def image(size: int = 32, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def deviation(model: nn.Module, x: Tensor) -> tuple[float, nn.Module, Folding]:
     """The largest difference of outputs at evaluation, absolute where they are below 1."""
-    folded, record = fold_batchnorm(model, x)
+    folded, record = fold_batchnorm(model.eval(), x)
     with torch.no_grad():
-        before, after = model.eval()(x), folded(x)
+        before, after = model(x), folded(x)
     assert before.isfinite().all()
     return ((before - after).abs().max() / before.abs().max().clamp_min(1.0)).item(), folded, record
 
@@ -137,7 +137,7 @@ def test_small_model_computes_the_same(case: str) -> None:
         if isinstance(ours, nn.SyncBatchNorm):  # which does not run on a CPU
             theirs.load_state_dict(ours.state_dict())
     x = image(8)
-    after, record = fold_batchnorm(model, x)
+    after, record = fold_batchnorm(model.eval(), x)
     with torch.no_grad():
         torch.testing.assert_close(after(x), reference.double().eval()(x), rtol=0, atol=1e-12)
     assert len(record.folded) == folded
@@ -208,7 +208,7 @@ def test_batch_norm_with_a_forward_pass_of_its_own_is_refused_by_name() -> None:
 @pytest.mark.parametrize("size", [16, 1])
 def test_original_is_left_as_it_was(size: int) -> None:
     model = with_statistics(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.ReLU()))
-    model[0].eval()
+    model.eval()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     if size == 1:  # too small an image: it fails
@@ -231,5 +231,40 @@ def test_example_may_be_arguments_by_name() -> None:
         def forward(self, *, pixels: Tensor) -> dict[str, Tensor]:
             return {"out": self.bn(self.conv(pixels))}
 
-    _, record = fold_batchnorm(Named(), {"pixels": image(8, torch.float32)})
+    _, record = fold_batchnorm(Named().eval(), {"pixels": image(8, torch.float32)})
     assert record.to_json()["folded"] == ({"name": "bn", "kind": "BatchNorm2d", "into": ("conv",)},)
+
+
+@pytest.mark.parametrize(("name", "says"), [("", "'Sequential'"), ("1", "'1'")])
+def test_model_in_training_mode_is_refused(name: str, says: str) -> None:
+    """In training mode, the folded model would compute something else."""
+    model = with_statistics(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).eval()
+    fold_batchnorm(model, image(8, torch.float32))  # the control
+    model.get_submodule(name).train()
+    with pytest.raises(ValueError, match=rf"got {says} in training mode.*call model.eval\(\) first"):
+        fold_batchnorm(model, image(8, torch.float32))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("compiler", ["trace", "script"])
+def test_torchscript_is_refused(compiler: str, whole: bool) -> None:
+    part = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    x = image(8, torch.float32)
+    scripted = torch.jit.trace(part, x) if compiler == "trace" else torch.jit.script(part)
+    model = scripted if whole else nn.Sequential(scripted, nn.ReLU()).eval()
+    with pytest.raises(ValueError, match=r"TorchScript at '.*fold the model before it is scripted or traced"):
+        fold_batchnorm(model, x)
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.batch_norm(self.conv(x), torch.zeros(4), torch.ones(4))
+
+
+def test_batch_norm_that_is_a_function_is_recorded() -> None:
+    _, record = fold_batchnorm(nn.Sequential(Functional()).eval(), image(8, torch.float32))
+    assert [(kept.name, kept.reason) for kept in record.kept] == [("0", "it is a function; make it nn.BatchNorm2d")]

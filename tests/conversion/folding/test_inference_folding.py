@@ -117,7 +117,9 @@ def test_network_with_normalizers_is_left_as_it_is(method: str) -> None:
     after = deepcopy(before)
     record = fold_(after)
     assert not record.folded
-    assert not record.kept
+    assert all(isinstance(before.get_submodule(kept.name), nn.BatchNorm2d) for kept in record.kept)
+    assert {kept.reason for kept in record.kept} <= {"it is a batch norm, which fold_batchnorm(model, example) folds"}
+    assert bool(record.kept) is method.startswith("batchnorm")
     assert kinds(after) == kinds(before)
     assert deviation(before, after, batch(2, 3, 32, 32)) == 0
 
@@ -331,3 +333,29 @@ def test_plan_of_a_folded_model_has_the_same_branches() -> None:
     depths = [branch.degree for branch in model.plan.branches]
     fold_(model)
     assert [branch.degree for branch in model.plan.branches] == depths
+
+
+class Scaled(nn.Module):
+    """A multiplier that is used once, twice or never, or around a module without a weight layer."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.first, self.factor = times, nn.Linear(4, 4), ScalarMultiplier(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(self.times):
+            x = self.factor(x).tanh()
+        return x
+
+
+@pytest.mark.parametrize(("times", "reason"), [(0, "it is never called"), (2, "it is used more than once"), (1, None)])
+def test_scalar_that_remains_says_why(times: int, reason: str | None) -> None:
+    record = fold_(Scaled(times).eval(), torch.randn(2, 4))
+    assert [kept.reason for kept in record.kept] == ([] if reason is None else [reason])
+
+
+def test_model_in_torchscript_is_refused() -> None:
+    traced = torch.jit.trace(Scaled(1).eval(), torch.randn(2, 4))
+    with pytest.raises(ValueError, match="fold the model before it is scripted or traced"):
+        fold_(traced, torch.randn(2, 4))

@@ -7,14 +7,19 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from normfree.arguments import check_arguments
 from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
-from normfree.conversion.folding.module_flow import LayerArrays, MarkedModel, ModuleFlow, cannot_fold_into
+from normfree.conversion.folding.module_flow import (
+    LayerArrays,
+    MarkedModel,
+    ModuleFlow,
+    cannot_fold_into,
+    require_foldable,
+)
 from normfree.conversion.replacement import replace_modules_
 from normfree.graph.flow import Node
-from normfree.nn.normalizers import ChannelAffine
+from normfree.nn.normalizers import ChannelAffine, is_batch_norm
 
 _ACTIVATED = ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d")  # timm's, with dropout and activation
 _PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # in evaluation mode
@@ -23,7 +28,7 @@ _PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  
 def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
     """Return a copy of a model with its batch norms folded into neighbouring weights.
 
-    In evaluation mode the copy computes the same function.
+    The copy computes the same function as the model in evaluation mode.
 
     With its running statistics, a batch norm computes y = s · x + t per channel. The convolution or linear layer before
     it takes both if nothing else reads that layer: W ← s·W, b ← s·b + t. Otherwise the layers after it take them, if
@@ -32,7 +37,7 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
     and stay.
 
     Args:
-        model: The model, which is left as it was.
+        model: The model in evaluation mode, which is left as it was.
         example: An input that the model accepts: a tensor, a tuple of positional arguments, or a dict of keyword
             arguments. Only its shape matters.
 
@@ -41,10 +46,10 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
         with the reason.
 
     Raises:
-        ValueError: If a batch norm has no running statistics or an unknown forward pass, or if the model does not run
-            on the example.
+        ValueError: If the model is in training mode or TorchScript, if a batch norm has no running statistics or an
+            unknown forward pass, or if the model does not run on the example.
 
-    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
     >>> folded, record = fold_batchnorm(model, torch.zeros(1, 3, 8, 8))
     >>> print(folded[1], record)
     Identity() 1 of 1 folded
@@ -52,8 +57,9 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
     check_arguments(model=model, example=example)
     for name, module in model.named_modules():
         _check(name, module)
-    marked = MarkedModel(deepcopy(model).eval())
-    norms = {module: _AffineNorm(name, module) for name, module in marked.named_modules() if _is_batch_norm(module)}
+    require_foldable(model)
+    marked = MarkedModel(deepcopy(model))
+    norms = {module: _AffineNorm(name, module) for name, module in marked.named_modules() if is_batch_norm(module)}
     replace_modules_(marked, {module: norm.replacement for module, norm in norms.items()})
     # The model computes the same function already; the rest only moves factors into weights.
     flow = marked.flow(example)
@@ -69,6 +75,13 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
         else:
             folded.append(FoldedModule(norm.name, norm.kind, into))
             swaps[norm.affine] = nn.Identity()
+    remaining += [
+        RemainingModule(
+            home.removeprefix("model").removeprefix("."), function, "it is a function; make it nn.BatchNorm2d"
+        )
+        for home, function in flow.functions
+        if function == "batch_norm"
+    ]
     replace_modules_(marked, swaps)
     return marked.model, Folding(folded=tuple(folded), kept=tuple(remaining))
 
@@ -156,14 +169,9 @@ def _cannot_take(node: Node, flow: ModuleFlow, *, reads: bool) -> str | None:
     return reason and f"'{flow.own_name(node)}', cannot take it: {reason}"
 
 
-def _is_batch_norm(module: nn.Module) -> bool:
-    # torchvision, timm and transformers each have a frozen batch norm that is not a subclass of torch's.
-    return isinstance(module, _BatchNorm) or "FrozenBatchNorm" in type(module).__name__
-
-
 def _check(name: str, module: nn.Module) -> None:
     """Raise an error for a batch norm that is not a fixed affine map at evaluation."""
-    if not _is_batch_norm(module):
+    if not is_batch_norm(module):
         return
     kind = type(module)
     if getattr(module, "running_mean", None) is None or getattr(module, "running_var", None) is None:

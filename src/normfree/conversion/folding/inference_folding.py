@@ -11,11 +11,18 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from normfree.arguments import check_arguments
 from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
-from normfree.conversion.folding.module_flow import LayerArrays, MarkedModel, ModuleFlow, base_class, cannot_fold_into
+from normfree.conversion.folding.module_flow import (
+    LayerArrays,
+    MarkedModel,
+    ModuleFlow,
+    base_class,
+    cannot_fold_into,
+    require_foldable,
+)
 from normfree.conversion.folding.scale_solver import FoldStep, StepKind, solve_factors_, solve_shifts_
 from normfree.conversion.replacement import replace_modules_
 from normfree.graph.observer import ADDITIONS, SPLITS, VIEWS
-from normfree.nn.normalizers import ChannelAffine, NormPropReLU
+from normfree.nn.normalizers import ChannelAffine, NormPropReLU, is_batch_norm
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier, ScaledModule, number_of
 from normfree.nn.weight_layers import weight_kind
@@ -61,11 +68,12 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
             remembers, or a batch of the model's `input_shape`, which normfree's image and vector networks have.
 
     Returns:
-        A record of the modules that were folded and that remain, with the reason.
+        A record of the modules that were folded and that remain, with the reason. Batch norms remain: `fold_batchnorm`
+        folds them.
 
     Raises:
-        ValueError: If the model is in training mode, does not run on the example, or has no `input_shape` and no
-            example is given; the model is then unchanged.
+        ValueError: If the model is in training mode or TorchScript, does not run on the example, or has no
+            `input_shape` and no example is given; the model is then unchanged.
 
     >>> from normfree.models import build
     >>> model = build("resnet20", "fixup").eval()
@@ -73,18 +81,14 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
     47 of 47 folded
     """
     check_arguments(model=model)
-    training = next((name for name, module in model.named_modules() if module.training), None)
-    if training is not None:
-        raise ValueError(
-            f"expected a model in evaluation mode, got '{training or type(model).__name__}' in training mode; folded "
-            "weights no longer train as the method intends, so call model.eval() first"
-        )
+    require_foldable(model)
     marked = MarkedModel(model)
-    steps = _steps_of(marked.flow(_example(model) if example is None else example))
+    flow = marked.flow(_example(model) if example is None else example)
+    steps = _steps_of(flow)
     remaining = _absorb_(steps)
     solve_factors_(remaining)
     solve_shifts_(remaining)
-    record = _write_(marked, steps)
+    record = _write_(marked, steps, flow)
     for module in model.modules():
         if isinstance(module, Residual) and module.beta_in_weight:
             module.beta, module.beta_in_weight = nn.Identity(), False
@@ -228,7 +232,7 @@ def _remaining_modules(step: FoldStep, like: Tensor) -> list[nn.Module]:
     return list(out)
 
 
-def _write_(marked: MarkedModel, steps: list[FoldStep]) -> Folding:
+def _write_(marked: MarkedModel, steps: list[FoldStep], flow: ModuleFlow) -> Folding:
     """Write the solved steps into the model."""
     default = next((p for p in marked.parameters() if p.is_floating_point()), torch.zeros(()))
     by_module: dict[nn.Module, list[FoldStep]] = {}
@@ -238,11 +242,14 @@ def _write_(marked: MarkedModel, steps: list[FoldStep]) -> Folding:
     replacements = [_Replacement(module, own, default) for module, own in by_module.items()]
     done = {r.module for r in replacements if r.affine}
     others = [
-        RemainingModule(
-            name, type(module).__name__, "it is used more than once or never, or has no weight layer inside"
-        )
+        RemainingModule(name, type(module).__name__, flow.why_unfolded(name))
         for name, module in marked.model.named_modules()
         if isinstance(module, ScalarBias | ScalarMultiplier | ScaledModule) and module not in done
+    ]
+    others += [
+        RemainingModule(name, type(module).__name__, "it is a batch norm, which fold_batchnorm(model, example) folds")
+        for name, module in marked.model.named_modules()
+        if is_batch_norm(module)
     ]
     replace_modules_(marked, {r.module: _together(r.parts) for r in replacements if r.replaced})
     return Folding(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_map
 
+from normfree.errors import quoted
 from normfree.graph.flow import Flow, Node
 from normfree.graph.recorder import record
 from normfree.nn.model_state import call_arguments
@@ -17,6 +18,27 @@ from normfree.nn.scalars import ScaledModule
 from normfree.nn.weight_layers import weight_kind
 
 _PREFIX = "model."
+
+
+def require_foldable(model: nn.Module) -> None:
+    """Check that a model has Python modules, all in evaluation mode.
+
+    Raises:
+        ValueError: With the name of the module in the way.
+    """
+    named = list(model.named_modules())
+    scripted = next((name for name, module in named if isinstance(module, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        raise ValueError(
+            f"expected Python modules, got TorchScript at {quoted(scripted)}, whose layers cannot be seen; fold the "
+            "model before it is scripted or traced"
+        )
+    training = next((name for name, module in named if module.training), None)
+    if training is not None:
+        raise ValueError(
+            f"expected a model in evaluation mode, got '{training or type(model).__name__}' in training mode; folded "
+            "weights no longer train as the model or method intends, so call model.eval() first"
+        )
 
 
 class MarkedModel(nn.Module):
@@ -45,6 +67,7 @@ class ModuleFlow:
 
     def __init__(self, marked: MarkedModel, flow: Flow) -> None:
         self.nodes = flow.nodes
+        self.functions = list(flow.normalizing)  # the calls of normalizing functions, by module and function
         self._calls = flow.call_counts
         self._modules = {name: m for name, m in marked.named_modules() if self._calls[name]}
         self._nodes = Counter(self.name(node) for node in flow.nodes)
@@ -67,6 +90,17 @@ class ModuleFlow:
         name = self.name(node)
         once = self._nodes[name] == 1 and self._calls[name] == 1 and self._uses[name] <= 1
         return not once or any(id(p) in self._tied for p in self._modules[name]._parameters.values())
+
+    def why_unfolded(self, name: str) -> str:
+        """Why a scalar or scaled layer stands alone in the flow; `name` is that in the original model."""
+        path = f"{_PREFIX}{name}"
+        if not self._calls[path]:
+            return "it is never called"
+        if self._calls[path] > 1 or self._nodes[path] > 1 or self._uses[path] > 1:
+            return "it is used more than once"
+        if any(id(p) in self._tied for p in self._modules[path].parameters()):
+            return "it shares a parameter with another module"
+        return "it has no weight layer inside that can take its scalars"
 
     def own_name(self, node: Node) -> str:
         """The module's name in the original model."""
