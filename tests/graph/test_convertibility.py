@@ -92,3 +92,16 @@ def test_blocks_that_share_weights_are_no_recurrence() -> None:
     x = torch.randn(4, 6)
     assert not recurrent_layers(discover(Shared(), x))
     normfree.convert(Shared(), "fixup", x)
+
+
+def test_sum_in_the_model_itself_is_no_recurrence() -> None:
+    """Its name is empty, as is the place of a branch around it that there is not."""
+
+    class Single(Shared):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.head(x + self.first(self.norm(x)))
+
+    x = torch.randn(4, 6)
+    assert not recurrent_layers(discover(Single(), x))
+    normfree.convert(Single(), "fixup", x)

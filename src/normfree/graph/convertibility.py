@@ -233,14 +233,14 @@ def recurrent_layers(plan: ResidualPlan) -> list[str]:
     branch's shortcut or of a branch around it. It cannot start at 0 as one and at unit variance as the other, and the
     number of steps is no depth.
     """
-    branches = {branch.name: branch for branch in plan.branches}
+    branches: dict[str | None, Branch] = {branch.name: branch for branch in plan.branches}
     found: dict[str, None] = {}
     for branch in plan.branches:
         around = {layer.path for layer in branch.shortcut_layers}
-        outer = branches.get(branch.outer_branch or "")
+        outer = branches.get(branch.outer_branch)
         while outer is not None:
             around |= {layer.path for layer in (*outer.layers, *outer.shortcut_layers)}
-            outer = branches.get(outer.outer_branch or "")
+            outer = branches.get(outer.outer_branch)
         found |= dict.fromkeys(layer.path for layer in branch.layers if layer.path in around)
     return list(found)
 
