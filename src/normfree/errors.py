@@ -80,7 +80,7 @@ def install_command(extra: str) -> str:
 
 
 def brief(error: BaseException, longest: int = 200) -> str:
-    """Return the first line of an error of another library, as a part of a sentence.
+    r"""Return the first line of an error of another library, as a part of a sentence.
 
     >>> brief(RuntimeError("no  kernel\nMore about kernels: https://…"))
     'no kernel'

@@ -316,7 +316,8 @@ def unpack_example(tensors: Mapping[str, Tensor], packed: Any) -> Any:
 @torch.no_grad()
 def _fold_again(model: nn.Module, example: Example, tensors: dict[str, Tensor]) -> nn.Module:
     """Fold the batch norms of a model, and leave a bias only where `tensors` have one."""
-    twin, _ = fold_batchnorm(_with_running_means(model), example)
+    twin, _ = fold_batchnorm(_with_running_means(model).eval(), example)
+    twin.train(model.training)
     for name, module in twin.named_modules():
         has = isinstance(getattr(module, "bias", None), nn.Parameter)
         if tensors and has and f"{name}.bias" not in tensors:
