@@ -143,7 +143,8 @@ def check_python_modules(model: nn.Module) -> None:
 def model_inside(model: nn.Module) -> nn.Module:
     """Return the model that `torch.compile`, `DataParallel`, `DistributedDataParallel` or `AveragedModel` wraps.
 
-    Their forward passes only call that model. Anything else is returned as it is.
+    Their forward passes only call that model. Anything else is returned as it is, since it may do more; `unwrapped` of
+    `plan.py` looks into any wrapper, for what the model inside remembers.
 
     Raises:
         ValueError: For TorchScript.
@@ -274,7 +275,7 @@ def check_targets(scores: Tensor, targets: Any) -> None:
             return
         one_hot = targets.shape == scores.shape
         numbers = targets.dtype in (torch.int64, torch.uint8) and targets.shape == shape
-        got = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
+        got = f"{_name(targets.dtype)} of shape {tuple(targets.shape)}"
         if numbers:
             counted = targets if targets.is_meta else targets[targets != _IGNORED]
             if counted.is_meta or not counted.numel() or bool(((counted >= 0) & (counted < classes)).all()):

@@ -83,7 +83,7 @@ BROKEN = [
         pictures.two_streams_motion_gain_zero,
         {"motion"},
         [*DEAD, *CUT, *BLIND, " gain", "gamma", "zero weight", "weight of zero", "zero-init"],
-        "The gain of the stream's last norm is zero, and a ReLU follows: it puts out zeros and gets no gradient.",
+        "The gain of the stream's last norm is zero, and a ReLU follows: it returns zeros and gets no gradient.",
     ),
     Broken(
         "autoencoder_decoder_frozen",

@@ -57,7 +57,7 @@ class EdgeConvolution(nn.Module):
 
 
 class DynamicGraph(nn.Module):
-    """DGCNN: edge convolutions whose neighbors are sought anew in each layer's features."""
+    """DGCNN: edge convolutions whose neighbors are searched again in each layer's features."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

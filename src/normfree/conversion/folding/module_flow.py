@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_map
 
-from normfree.errors import quoted
+from normfree.arguments import check_python_modules
 from normfree.graph.flow import Flow, Node
 from normfree.graph.recorder import record
 from normfree.nn.model_state import call_arguments
@@ -26,14 +26,8 @@ def require_foldable(model: nn.Module) -> None:
     Raises:
         ValueError: With the name of the module in the way.
     """
-    named = list(model.named_modules())
-    scripted = next((name for name, module in named if isinstance(module, torch.jit.ScriptModule)), None)
-    if scripted is not None:
-        raise ValueError(
-            f"expected Python modules, got TorchScript at {quoted(scripted)}, whose layers cannot be seen; fold the "
-            "model before it is scripted or traced"
-        )
-    training = next((name for name, module in named if module.training), None)
+    check_python_modules(model)
+    training = next((name for name, module in model.named_modules() if module.training), None)
     if training is not None:
         raise ValueError(
             f"expected a model in evaluation mode, got '{training or type(model).__name__}' in training mode; folded "

@@ -195,9 +195,8 @@ def _meant_to_rest(signal: Signal) -> list[str]:
     if signal.plain:
         layers = [{module_of(s.name)} for s in signal.sums]
     without = [(s.name, own) for s, own in zip(signal.sums, layers, strict=False) if s.sum_gradient.norm == 0]
-    return [
-        n for n, own in without if own and (own <= resting or any(f"{o}.".startswith(x) for o in own for x in last))
-    ]
+    unread = {name for _, own in without for name in own if f"{name}.".startswith(tuple(last))}
+    return [name for name, own in without if own and (own <= resting or own & unread)]
 
 
 def _not_reached_yet(sums: Sequence[SumSignal]) -> list[str]:
